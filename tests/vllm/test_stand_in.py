@@ -25,7 +25,7 @@ import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 from transformers import TrainerCallback
 
-from podium import GRPOConfig
+from podium import GRPOConfig, Loop
 from podium.checks.settings import MACHINE
 from podium.checks.setup import from_arguments
 from podium.engines.vllm import engine as vllm_engine
@@ -222,6 +222,18 @@ def test_greedy_completions_of_a_server_that_draws_from_few_tokens_alone(make: C
     with pytest.raises(ConfigError, match="refuses requests without top_k") as error:
         make(top_p=0.9)
     assert "Set top_k" in error.value.fix
+
+
+def test_a_loop_that_leaves_top_k_out(folder: str, server: Any, tmp_path: Path) -> None:
+    """At a server that draws from few tokens alone, where the run has `top_k`."""
+    server.masks = True
+    settings = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url, "use_cpu": True}
+    loop = Loop(folder, args=GRPOConfig(str(tmp_path), top_k=3, max_completion_length=4, **settings))
+    assert loop.sample(["1+1="], 2)[0].completions[0].candidates
+    with pytest.raises(ConfigError, match=f"{server.url} was started with --return-sampling-mask") as error:
+        loop.sample(["1+1="], 2, top_k=0)
+    assert error.value.code == "C034"
+    assert len(loop.sample(["1+1="], 2, temperature=0)[0].completions) == 2
 
 
 def test_a_server_that_does_not_say_what_it_drew_from(make: Callable, server: Any, caplog: Any) -> None:

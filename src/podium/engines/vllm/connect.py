@@ -20,7 +20,7 @@ from podium.engines.table import OLDEST, EngineInputs, VllmSettings
 from podium.engines.vllm.colocate import ColocatedEngine, build, check_installed
 from podium.engines.vllm.engine import Member, ServerEngine
 from podium.engines.vllm.requests import PROCESSED, call_of, image_parts, read
-from podium.engines.vllm.server import ServerGone, ServerRefused, VllmServer, first_up, is_here
+from podium.engines.vllm.server import NEEDS_TOP_K, ServerGone, ServerRefused, VllmServer, first_up, is_here
 from podium.engines.vllm.weights import BACKENDS, AdapterFolder, Broadcast, Folder, Transfer, is_alone, rank_alone
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.models.builtin import resolve_model
@@ -188,8 +188,7 @@ def _served(
         ),
         (
             server.needs_top_k and not settings.top_k,
-            "was started with --return-sampling-mask, and vLLM then refuses requests without top_k.",
-            "Set top_k, or start it again without that flag",
+            *NEEDS_TOP_K,
         ),
         (
             takes_adapters and int(lora["max_lora_rank"]) < (rank or 0),

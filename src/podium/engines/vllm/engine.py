@@ -29,7 +29,15 @@ from transformers import PreTrainedTokenizerBase
 
 from podium.engines.base import EndedCompletion, Interrupted, RolloutEngine
 from podium.engines.vllm.requests import call_of, image_parts, read
-from podium.engines.vllm.server import MOST_CONNECTIONS, Send, ServerGone, ServerRefused, VllmServer, first_up
+from podium.engines.vllm.server import (
+    MOST_CONNECTIONS,
+    NEEDS_TOP_K,
+    Send,
+    ServerGone,
+    ServerRefused,
+    VllmServer,
+    first_up,
+)
 from podium.engines.vllm.weights import LOADING, PREFIX, Transfer
 from podium.errors import ConfigError, EngineError, PodiumError
 from podium.errors.texts import listed
@@ -295,6 +303,7 @@ class ServerEngine(SyncedEngine):
         Raises:
             EngineError: no server is left and none comes back, one is silent for `vllm_server_timeout` seconds or
                 answers something else, or its weights are another run's; also inside of the context.
+            ConfigError: a request asks a server for more than it can draw from.
         """
         assert settings.lengths is None, "vLLM draws no exact lengths"
         with resumable(self.newest_checkpoint), contextlib.ExitStack() as stack:
@@ -445,6 +454,9 @@ class ServerSession:
                 code="C034",
                 fix="Start it again with --enable-scale-out, as `podium check` prints it.",
             )
+        if member.server.needs_top_k and not (settings.top_k or settings.greedy):
+            what, fix = NEEDS_TOP_K
+            raise ConfigError(f"The vLLM server at {member.server.url} {what}", code="C034", fix=f"{fix}.")
         name = member.transfer.asked(member.model, self.engine.version)
         masks = member.server.returns_masks and settings.keeps_candidates
         for images in request.images:

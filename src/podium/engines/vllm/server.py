@@ -43,6 +43,11 @@ LONGEST_EXCERPT = 300
 """Characters of a server's answer that a message repeats."""
 REFRESH = "podium_refresh"
 """The method of our extension of vLLM's workers."""
+NEEDS_TOP_K = (
+    "was started with --return-sampling-mask, and vLLM then refuses requests without top_k.",
+    "Set top_k, or start it again without that flag",
+)
+"""What is wrong with a server that is asked without `top_k`, and what to do."""
 KEY_VARIABLE = "VLLM_API_KEY"
 """As for `vllm serve` itself; read at every request and kept nowhere."""
 
