@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from transformers import TrainerCallback
 
 from benchmarks.families import tiny
 from podium import GRPOConfig, GRPOTrainer
-from podium.errors import DataError, PodiumError
+from podium.errors import ConfigError, DataError, PodiumError
 from podium.models.images import _in_order as in_order
+from podium.models.packing import unscored
+from podium.trainer.teacher import as_teacher_sees
 from tests.images.tiny import picture, processor_of
 
 FAMILY = "qwen2_5_vl"
@@ -148,6 +151,45 @@ def test_a_completion_of_text_has_no_token_that_stands_for_an_image(tmp_path: Pa
     assert (own == likely).float().mean() > 0.2
     [scored] = trainer.generate_completions([text], num_generations=16)
     assert not any(likely in completion.token_ids for completion in scored.group.completions)
+
+
+@pytest.mark.parametrize("asks", ["What is this?", "What is this? A square."])
+@pytest.mark.parametrize("teacher", ["policy", "other"])
+def test_a_teacher_sees_the_images_of_the_row(tmp_path: Path, teacher: str, asks: str) -> None:
+    """Behind its own prompt as behind the row's: where that says the same, the policy is its own equal."""
+    if teacher == "other":
+        tiny(FAMILY).save_pretrained(tmp_path / "other")
+        processor_of(FAMILY).tokenizer.save_pretrained(tmp_path / "other")
+    rows = [{**row, "teacher_prompt": [{"role": "user", "content": asks}]} for row in ROWS]
+    source = teacher if teacher == "policy" else str(tmp_path / teacher)
+    changes = {"teacher_model": source, "product_precision": "float32"}
+    trainer = made(tmp_path / "run", rows, save_strategy="no", max_steps=1, **changes)
+    trainer.train()
+    assert (abs(trainer.state.log_history[0]["teacher/kl"]) < 1e-5) == (asks == "What is this?")
+
+
+def test_a_teacher_of_text_alone_is_refused_before_weights(tmp_path: Path) -> None:
+    tiny("qwen2").save_pretrained(tmp_path / "text")
+    processor_of(FAMILY).tokenizer.save_pretrained(tmp_path / "text")
+    with pytest.raises(ConfigError, match=r"row 0 has images, and .*text, the teacher, is shown text alone"):
+        made(tmp_path, teacher_model=str(tmp_path / "text"))
+
+
+def test_what_was_given_later_keeps_its_place_behind_a_teachers_prompt(tmp_path: Path) -> None:
+    trainer = made(tmp_path, save_strategy="no")
+    builder = trainer.run.rows.builder
+    own, longer = (
+        builder({"prompt": [{"role": "user", "content": text}], "image": picture(0)}, id=0, row_index=0)
+        for text in ("What is this?", "What is this? A square.")
+    )
+    assert own is not None
+    assert longer is not None
+    given = replace(own.images[0], start=len(own.token_ids) + 3)
+    sample = unscored(own.token_ids, [5] * 60, (*own.images, given))
+    [seen] = as_teacher_sees([sample], {0: longer})
+    assert seen.prompt_ids == longer.token_ids
+    assert seen.images[0] == longer.images[0]
+    assert [images.start for images in seen.images] == [0, len(longer.token_ids) + 3]
 
 
 def test_images_that_begin_after_the_rows_that_were_searched_are_not_sampled_untried(

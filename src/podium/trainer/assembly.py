@@ -526,7 +526,9 @@ def load_run(prepared: Prepared) -> TrainingRun:
             moe=bool(router_coef),
         ),
         reference=Reference(step.model) if args.beta else None,
-        teacher=load_teacher(args, prepared.teacher, step.policy.forward, load) if args.teacher_model else None,
+        teacher=load_teacher(args, prepared.teacher, step.policy.forward, load, example)
+        if args.teacher_model
+        else None,
     )
     return TrainingRun(
         args=args,

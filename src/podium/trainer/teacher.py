@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from podium.data.images import COLUMNS, has_images
 from podium.engines.table import ServedTeacher, served_teacher
 from podium.errors import ConfigError, DataError, ModelError
 from podium.models import loading
@@ -107,9 +108,16 @@ def find_teacher(
 
 
 def load_teacher(
-    args: GRPOConfig, source: ModelSource | ServedTeacher | None, policy: Forward, load: loading.LoadSettings
+    args: GRPOConfig,
+    source: ModelSource | ServedTeacher | None,
+    policy: Forward,
+    load: loading.LoadSettings,
+    example: Prompt | None = None,
 ) -> Teacher:
-    """The teacher with its weights, frozen, on the device that trains. `source`: None for the policy itself."""
+    """The teacher with its weights, frozen, on the device that trains.
+
+    `source`: None for the policy itself; `example`: a prompt with images, if there are some.
+    """
     last_coef = args.teacher_coef if args.teacher_coef_end is None else args.teacher_coef_end
     served = None if isinstance(source, ModelSource) else source
     teacher = Teacher(model=None, served=served, coef=args.teacher_coef, last_coef=last_coef, forward=None)
@@ -119,26 +127,27 @@ def load_teacher(
     settings = replace(load, init_kwargs=kwargs, peft_config=None, quantization_config=None)
     model = loading.load_to_sample(source.base, source.adapter, settings)
     model.eval().requires_grad_(False).to(args.device)
-    method = choose_method(model)
+    method = choose_method(model, example)
     return replace(teacher, model=model, forward=replace(policy, path=method.path, head=method.head))
 
 
-def teachers_prompt(prompt: Prompt, builder: PromptBuilder) -> tuple[int, ...]:
-    """Token ids of the prompt that the teacher sees: of the row's `teacher_prompt`, or its own.
+def teachers_prompt(prompt: Prompt, builder: PromptBuilder) -> Prompt:
+    """The prompt that the teacher sees: the row's `teacher_prompt` with the images of the row, or its own.
 
     Raises:
         DataError: a `teacher_prompt` that cannot be rendered, or is too long.
     """
     if (content := prompt.columns.get(PROMPT)) is None:
-        return prompt.token_ids
-    if (made := builder({"prompt": content}, id=prompt.id, row_index=prompt.row)) is None:
+        return prompt
+    images = {name: prompt.columns[name] for name in COLUMNS if name in prompt.columns}
+    if (made := builder({**images, "prompt": content}, id=prompt.id, row_index=prompt.row)) is None:
         raise DataError(
             f"row {prompt.row}: its teacher_prompt does not fit into the model's context.",
             code="C063",
             fix="Shorten it, or leave the row out.",
             row=prompt.row,
         )
-    return made.token_ids
+    return made
 
 
 def checked_teacher(
@@ -170,12 +179,19 @@ def checked_teacher(
     found = False
     longest = 0
     for i, row in enumerate(rows):
+        if source is not None and has_images(row) and not _reads_images(source, load):
+            raise ConfigError(
+                f"row {i} has images, and {args.teacher_model}, the teacher, is shown text alone.",
+                code="C063",
+                fix="teacher_model: policy, or the weights of a model that reads images as the policy does",
+                settings=("teacher_model",),
+            )
         own = row.get(PROMPT)
         found |= own is not None
         if own is not None or (is_short and row.get("prompt")):
-            seen = {PROMPT: row.get("prompt") if own is None else own}
+            seen = {**row, PROMPT: row.get("prompt") if own is None else own}
             prompt = Prompt(id=i, row=i, token_ids=(), text="", content="", columns=seen)
-            longest = max(longest, len(teachers_prompt(prompt, builder)))
+            longest = max(longest, len(teachers_prompt(prompt, builder).token_ids))
     if args.teacher_model == POLICY and not found:
         raise ConfigError(
             "teacher_model: policy compares the policy with itself, and no row has a teacher_prompt: the "
@@ -199,6 +215,13 @@ def checked_teacher(
     return source
 
 
+def _reads_images(source: ModelSource | ServedTeacher, load: loading.LoadSettings) -> bool:
+    """Whether a teacher is shown images: a server is sent tokens."""
+    if not isinstance(source, ModelSource):
+        return False
+    return hasattr(loading.load_config(source.base, replace(load, init_kwargs={})), "image_token_id")
+
+
 def _positions(source: ModelSource | ServedTeacher | None, load: loading.LoadSettings) -> int | None:
     """The tokens that a teacher with weights of its own reads at most; None: not said."""
     if not isinstance(source, ModelSource):
@@ -206,16 +229,24 @@ def _positions(source: ModelSource | ServedTeacher | None, load: loading.LoadSet
     return loading.context_length(loading.load_config(source.base, replace(load, init_kwargs={})))
 
 
-def as_teacher_sees(samples: Sequence[Sample], prompts: Mapping[int, tuple[int, ...]]) -> list[Sample]:
+def as_teacher_sees(samples: Sequence[Sample], prompts: Mapping[int, Prompt]) -> list[Sample]:
     """The samples behind the teacher's prompts, by places of the round; where prompts differ within a group, each keeps
     its own."""
     own: dict[int, set[tuple[int, ...]]] = {}
     for sample in samples:
         own.setdefault(sample.rollout[0], set()).add(sample.prompt_ids)
     return [
-        replace(sample, prompt_ids=prompts[sample.rollout[0]]) if len(own[sample.rollout[0]]) == 1 else sample
+        _behind(prompts[sample.rollout[0]], sample) if len(own[sample.rollout[0]]) == 1 else sample
         for sample in samples
     ]
+
+
+def _behind(prompt: Prompt, sample: Sample) -> Sample:
+    """The sample behind another prompt, with the images of that prompt and those that were given after its own."""
+    length = len(sample.prompt_ids)
+    moved = len(prompt.token_ids) - length
+    given = [replace(images, start=images.start + moved) for images in sample.images if images.start >= length]
+    return replace(sample, prompt_ids=prompt.token_ids, images=(*prompt.images, *given))
 
 
 def distilled(sample: Sample, own_A: np.ndarray, teacher_A: np.ndarray, coef: float) -> Sample:
