@@ -258,7 +258,7 @@ def test_log_probabilities_that_are_not_of_what_is_drawn_from(make: Callable, se
 
 @pytest.mark.usefixtures("unloaded")
 def test_a_teacher_at_a_server(make: Callable, server: Any) -> None:
-    with pytest.raises(ConfigError, match="A teacher behind vllm serve is asked about tokens alone") as error:
+    with pytest.raises(ConfigError, match="the teacher, is shown text alone") as error:
         make(
             use_vllm=False,
             vllm_mode="colocate",
@@ -266,7 +266,7 @@ def test_a_teacher_at_a_server(make: Callable, server: Any) -> None:
             vllm_server_timeout=240.0,
             teacher_model=server.url,
         )
-    assert error.value.code == "C014"
+    assert error.value.code == "C063"
 
 
 def test_the_line_to_start_a_server_with(make: Callable, server: Any) -> None:

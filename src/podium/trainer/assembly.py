@@ -56,7 +56,6 @@ from podium.rewards.resolve import (
     load_reward_models,
     resolve_rewards,
 )
-from podium.runs.find_model import ModelSource
 from podium.tester.pretest import refuse_shapes
 from podium.trainer.config import GRPOConfig, joined
 from podium.trainer.processes import (
@@ -498,13 +497,6 @@ def load_run(prepared: Prepared) -> TrainingRun:
     prepare_to_load(args, adapter=load.peft_config is not None or isinstance(prepared.source, PeftModel))
     load_reward_models(prepared.scoring.rewards)
     example = prompt_with_images(prepared.rows.builder, prepared.rows.train)
-    if example is not None and not isinstance(prepared.teacher, ModelSource | None):
-        raise ConfigError(
-            "A teacher behind vllm serve is asked about tokens alone, and rows have images.",
-            code="C014",
-            fix="name the teacher's files in teacher_model, or train on rows of text alone",
-            settings=("teacher_model",),
-        )
     served = prepared.served
     if example is not None and served is not None:
         served = served.with_images(example)
