@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -12,12 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
-from peft import LoraConfig
-from safetensors.torch import load_file, save_file
 
-from benchmarks.families import WITH_IMAGES, tiny
-from podium import GRPOConfig, GRPOTrainer
 from podium.engines.vllm.connect import EXTENSION
 from podium.engines.vllm.connect import WITH_IMAGES as FLAG
 from podium.engines.vllm.requests import GENERATE
@@ -26,89 +20,21 @@ from podium.engines.vllm.weights import AdapterFolder, Folder
 from podium.errors import ConfigError
 from podium.trainer.rollouts import round_prompts
 from podium.trainer.rounds import RoundKey
-from tests.images.tiny import NAMED, picture, processor_of
-from tests.vllm.served import Compared, greedy, lengths, losses
+from tests.vllm.served import Compared, greedy, losses
+from tests.vllm.served_images import SIDES, made, save_family
 from tests.vllm.serving import WITH_ADAPTERS, Vllm, needs_vllm, serving
 
 logger = logging.getLogger(__name__)
 logging.getLogger("httpx").setLevel(logging.WARNING)
 pytestmark = [pytest.mark.slow, *needs_vllm]
 
-SIDES = {
-    "qwen2_5_vl": (16, 24),
-    "qwen2_vl": (16, 24),
-    "llava": (16, 16),
-    "llava_next": (16, 16),
-    "internvl": (32, 32),
-    "idefics3": (64, 64),
-}
-"""Families, with a height and a width of images that their processors leave as they are, or cut into tiles.
-
-Where one makes an image smaller, as Idefics3 does beside tiles, torchvision's pixels differ by 1/255 from Pillow's.
-"""
 PILLOW = {"idefics3": ("--mm-processor-kwargs", '{"backend": "pil"}')}
 """Flags of servers whose processor takes Pillow, as the trainer's does here."""
 
 
-def save_family(name: str, folder: Path) -> str:
-    """Write a tiny model and its processor; vLLM's attention on a CPU takes heads of 32 and more."""
-    text = {**WITH_IMAGES[name]["text_config"], "hidden_size": 128}
-    vision = {**WITH_IMAGES[name]["vision_config"]}
-    if "head_dim" in text:
-        text["head_dim"] = 32
-    if "rope_parameters" in text:
-        text["rope_parameters"] = {**text["rope_parameters"], "mrope_section": [4, 6, 6]}
-    if name == "qwen2_vl":
-        vision["hidden_size"] = 128
-    if "out_hidden_size" in vision:
-        vision["out_hidden_size"] = 128
-    tied = name == "qwen2_vl"  # as small released ones are
-    tiny(name, text_config=text, vision_config=vision, tie_word_embeddings=tied).save_pretrained(folder)
-    if name.startswith("llava"):  # names as in released ones, which vLLM asks for
-        file = folder / "model.safetensors"
-        named = {key.replace("vision_tower.", "vision_tower.vision_model."): x for key, x in load_file(file).items()}
-        save_file(named, file, metadata={"format": "pt"})
-    processor_of(name).save_pretrained(folder)
-    config = folder / "tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), **NAMED}))
-    return str(folder)
-
-
-def rows_of(name: str) -> list[dict[str, Any]]:
-    """Two rows with images and two of text, in turns; the first two images are asked the same."""
-    asked = {"prompt": [{"role": "user", "content": "What is this?"}]}
-    images = [{**asked, "image": picture(seed, *SIDES[name])} for seed in range(6)]
-    texts = [{"prompt": [{"role": "user", "content": f"{i}+{i}="}], "image": None} for i in range(6)]
-    return [row for pair in zip(images, texts, strict=True) for row in pair]
-
-
-def made(folder: Path, url: str, model: str, name: str, *, rank: int = 0, **settings: Any) -> GRPOTrainer:
-    """A trainer of four prompts a step, in float32, whose encoder is trained, too, unless there is an adapter."""
-    given = {
-        "num_generations": 4,
-        "per_device_train_batch_size": 16,
-        "max_completion_length": 12,
-        "shuffle_dataset": False,
-        "optim": "sgd",
-        "learning_rate": 0.3,
-        "max_steps": 3,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "use_cpu": True,
-        "report_to": [],
-        "disable_tqdm": True,
-        "product_precision": "float32",
-        "train_image_encoder": not rank,
-        **settings,
-    }
-    return GRPOTrainer(
-        model,
-        lengths,
-        GRPOConfig(str(folder), use_vllm=True, vllm_mode="server", vllm_server_base_url=url, **given),
-        Dataset.from_list(rows_of(name)),
-        processing_class=processor_of(name),
-        peft_config=LoraConfig(r=rank, target_modules="all-linear") if rank else None,
-    )
+def at(server: Vllm) -> dict[str, Any]:
+    """Settings of a run that samples from a server."""
+    return {"vllm_mode": "server", "vllm_server_base_url": server.url}
 
 
 @pytest.fixture(scope="module", params=SIDES)
@@ -146,7 +72,7 @@ def test_images_are_sampled_as_they_are_trained_on(
 ) -> None:
     """All weights move, those of the encoder among them, whose features vLLM keeps between requests."""
     server, name = served
-    run = made(tmp_path / "run", server.url, server.model, name)
+    run = made(tmp_path / "run", server.model, name, **at(server))
     [member] = run.run.step.engine.members
     assert type(member.transfer) is Folder
     compared = Compared(run)
@@ -169,7 +95,7 @@ def test_images_are_sampled_as_they_are_trained_on(
 
 def test_what_is_drawn_depends_on_the_images(tmp_path: Path, served: tuple[Vllm, str]) -> None:
     server, name = served
-    run = made(tmp_path / "run", server.url, server.model, name)
+    run = made(tmp_path / "run", server.model, name, **at(server))
     first, _, second, _ = round_prompts(run.run, RoundKey(0, 0), range(4))
     assert first.token_ids == second.token_ids
     swapped = [replace(first, images=second.images), replace(second, images=first.images)]
@@ -189,7 +115,7 @@ def test_an_adapter_goes_alone(tmp_path: Path) -> None:
     name = "qwen2_5_vl"
     model = save_family(name, tmp_path / "tiny")
     with serving(Vllm(tmp_path / "log.txt", *WITH_ADAPTERS, FLAG, model=model)) as server:
-        run = made(tmp_path / "run", server.url, server.model, name, rank=4)
+        run = made(tmp_path / "run", server.model, name, rank=4, **at(server))
         compared = Compared(run)
         run.add_callback(compared)
         run.train()
@@ -210,5 +136,5 @@ def test_a_server_that_was_started_for_text(tmp_path: Path) -> None:
     flags = ("--worker-extension-cls", EXTENSION)
     refused = pytest.raises(ConfigError, match=f"it was started without {FLAG}")
     with serving(Vllm(tmp_path / "log.txt", *flags, model=model)) as server, refused as error:
-        made(tmp_path / "run", server.url, server.model, name)
+        made(tmp_path / "run", server.model, name, **at(server))
     assert error.value.code == "C034"
