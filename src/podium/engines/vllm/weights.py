@@ -129,8 +129,24 @@ def _adapters(policy: nn.Module) -> list[str]:
     return list(model.active_adapters) if isinstance(model, PeftModel) else []
 
 
-def _sent(policy: nn.Module) -> Iterator[tuple[str, Any, Tensor]]:
-    """Every tensor of the base model once: its name in a checkpoint, the adapted layer around it or None, itself."""
+def _sent(policy: nn.Module) -> list[tuple[str, Any, Tensor]]:
+    """Every tensor of the base model once: its name in a checkpoint, the adapted layer around it or None, itself.
+
+    Where a checkpoint joins tensors or splits them, names are the model's.
+    """
+    own = [*_own(policy)]
+    names = _renamed(base_model(policy), [name for name, _, _ in own])
+    return [(names.get(name, name), layer, tensor) for name, layer, tensor in own]
+
+
+def _renamed(base: Any, own: Sequence[str]) -> dict[str, str]:
+    """The names of tensors in a checkpoint by those in the model; empty where one joins tensors, or splits them."""
+    names = saved_names(base, dict.fromkeys(own))
+    return names if len(names) == len(own) else {}
+
+
+def _own(policy: nn.Module) -> Iterator[tuple[str, Any, Tensor]]:
+    """The same with the model's names."""
     base = base_model(policy)
     adapters = _adapters(policy)
     layers = {path: m for path, m in base.named_modules() if isinstance(m, BaseTunerLayer)}
@@ -291,16 +307,14 @@ class Folder(Transfer):
 
     def _write(self, policy: nn.Module, folder: Path, *, here: bool) -> None:
         base = base_model(policy)
-        kinds = {facts.name: facts for facts in described(policy, self.dtype)}
-        names = saved_names(base, kinds)
         if not here:
             for _ in tensors(policy, self.dtype):
                 pass
-        elif names.keys() == kinds.keys():
+        elif _renamed(base, [name for name, _, _ in _own(policy)]):
             with _written(folder):
                 folder.mkdir(parents=True)
                 base.config.save_pretrained(folder)
-                _stream(((names[name], x) for name, x in tensors(policy, self.dtype)), folder)
+                _stream(tensors(policy, self.dtype), folder)
         else:  # a checkpoint joins tensors of the model, or splits them
             state = {name: x.cpu() for name, x in tensors(policy, self.dtype)}
             with _written(folder), quiet_transformers():
