@@ -24,6 +24,8 @@ from transformers import PreTrainedModel
 from benchmarks.families import tiny
 from podium import GRPOConfig, GRPOTrainer, TextEnvironment
 from podium.agents.chat import ChatFormat, set_tool_template
+from podium.agents.resolve import resolve_tools
+from podium.agents.tools import CallLimits, ToolRunner, as_tools, by_name
 from podium.models.images import ImageProcessor, joined
 from podium.models.stored import outside
 from podium.records import Message
@@ -237,6 +239,46 @@ def test_a_tool_gives_images(engine: str, tmp_path: Path) -> None:
     assert "in no format that is known" in results[3]
     assert results[4] == "[{'type': 'image', 'image': '/etc/hostname'}]"
     assert sum(calls) >= 3
+
+
+LOOK = """
+import io
+from PIL import Image
+
+def look(side: int) -> list:
+    \"\"\"Look at a square.
+
+    Args:
+        side: its pixels.
+    \"\"\"
+    image = Image.new("RGBA", (side, 8), (255, 0, 0, 0))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    blocks = [{"type": "image", "image": image}, {"type": "image", "image": file.getvalue()}]
+    return [*blocks, {"type": "text", "text": "clear"}]
+"""
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["in this process", "in a worker"])
+@pytest.mark.parametrize("most", [None, 5])
+def test_images_of_a_tool_are_opened_as_those_of_rows(here: bool, most: int | None, tmp_path: Path) -> None:
+    """What is transparent is white; a limit of tokens cuts nothing off."""
+    (tmp_path / "tools.py").write_text(LOOK)
+    if here:
+        space: dict[str, Any] = {}
+        exec(LOOK, space)
+        tools = by_name(as_tools([space["look"]]))
+    else:
+        tools = by_name(resolve_tools(["tools.py:look"], tmp_path))
+    calls = [{"type": "function", "function": {"name": "look", "arguments": {"side": 3}}}]
+    runner = ToolRunner()
+    try:
+        [call] = runner.run(calls, tools, CallLimits(max_result_tokens=most))
+    finally:
+        runner.close()
+    assert [block["type"] for block in call.content] == ["image", "image", "text"]
+    assert [block["image"].getpixel((0, 0)) for block in call.content[:2]] == [(255, 255, 255)] * 2
+    assert [block["image"].size for block in call.content[:2]] == [(3, 8)] * 2
 
 
 def as_url(image: Image.Image) -> str:
