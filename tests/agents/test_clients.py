@@ -21,7 +21,7 @@ from podium.agents.setup import ProgramLimits
 from podium.engines.live.engine import LiveEngine
 from podium.records import Prompt, SamplingSettings
 from podium.testing import tiny_model
-from tests.unit.agents_setup import tool_tokenizer
+from tests.unit.agents_setup import DOT, tool_tokenizer
 
 TOKENIZER = tool_tokenizer()
 CHAT = tool_format(TOKENIZER, {}, needs_tools=True)
@@ -483,7 +483,7 @@ def test_errors_of_anthropic(claude: Any) -> None:
         ask: dict[str, Any] = {"model": "m", "max_tokens": 50, "messages": CONTENT}
         with pytest.raises(anthropic.AuthenticationError):
             claude(base_url, "sk-other").messages.create(**ask)
-        image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
+        image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DOT}}
         with pytest.raises(anthropic.BadRequestError, match="takes text alone"):
             claude(base_url, api_key).messages.create(**{**ask, "messages": [{"role": "user", "content": [image]}]})
         claude(base_url, api_key).messages.create(**ask)

@@ -37,11 +37,12 @@ from podium.records import Call
 from tests.unit.agents_setup import make, multiply
 
 SERVER = '''
-import os, sys, time
+import base64, os, sys, time
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 server, calls = MCPServer("shop"), []
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"
 print("the shop opens", file=sys.stderr, flush=True)
 
 @server.tool()
@@ -85,7 +86,7 @@ def seen() -> str:
 @server.tool()
 def picture() -> list:
     """A text and a picture."""
-    return ["a dot", Image(data=b"PNG", format="png")]
+    return ["a dot", Image(data=base64.b64decode(DOT), format="png")]
 
 async def guarded(scope, receive, send):
     """The server for those who know the key."""
@@ -166,7 +167,10 @@ def test_tools_are_listed_with_their_schemas_and_called(shop: Path) -> None:
     assert run(tools, "multiply", a=127, b=46).content == "5842"
     assert tools[0].function(a=3, b=4) == "12"
     assert [run(tools, "count").content for _ in range(3)] == ["1", "2", "3"], "one server for all"
-    assert run(tools, "picture").content == "a dot\n[image: image/png]"
+    assert run(tools, "picture").content == "a dot [image]"
+    text, shown = run(tools, "picture", limits=CallLimits(reads_images=True)).content
+    assert text == {"type": "text", "text": "a dot"}
+    assert shown["image"].size == (1, 1)
     assert len(servers(shop)) == 1
 
 

@@ -37,7 +37,7 @@ from podium.models.packing import pack
 from podium.records import Completion, Prompt, RolloutRequest, SamplingSettings, ScoredGroup
 from podium.testing import tiny_model, tiny_tokenizer
 from podium.trainer.samples import samples_of
-from tests.unit.agents_setup import tool_tokenizer
+from tests.unit.agents_setup import DOT, tool_tokenizer
 
 TOKENIZER = tool_tokenizer()
 CHAT = tool_format(TOKENIZER, {}, needs_tools=True)
@@ -169,7 +169,7 @@ def system_changed(client: OpenAI, messages: list[Any], ask: Any) -> float:
 
 
 def image_refused(client: OpenAI, messages: list[Any], ask: Any) -> float:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{DOT}"}}
     with pytest.raises(BadRequestError, match="takes text alone"):
         ask([{"role": "user", "content": [image]}])
     messages.append(ask(messages))

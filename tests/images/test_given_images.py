@@ -273,7 +273,7 @@ def test_images_of_a_tool_are_opened_as_those_of_rows(here: bool, most: int | No
     calls = [{"type": "function", "function": {"name": "look", "arguments": {"side": 3}}}]
     runner = ToolRunner()
     try:
-        [call] = runner.run(calls, tools, CallLimits(max_result_tokens=most))
+        [call] = runner.run(calls, tools, CallLimits(max_result_tokens=most, reads_images=True))
     finally:
         runner.close()
     assert [block["type"] for block in call.content] == ["image", "image", "text"]

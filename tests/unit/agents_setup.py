@@ -19,6 +19,10 @@ from podium.trainer.trainer import GRPOTrainer
 ROWS = [{"prompt": [{"role": "user", "content": f"Row {i}"}], "level": i} for i in range(8)]
 
 
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"
+"""A PNG of one black pixel, in base64."""
+
+
 def multiply(a: int, b: int) -> int:
     """Multiply two integers.
 

@@ -158,7 +158,10 @@ def _called(name: str, arguments: dict[str, Any], cut: Side) -> Mapping[str, Any
 
 
 def _outcome(result: Any, cut: Side) -> Outcome:
-    """The texts of a result, one below the other; other parts by their kinds. What the server calls an error is one."""
+    """The texts of a result, one below the other; other parts by their kinds; content blocks where images are among
+    them. What the server calls an error is one."""
+    if not result.is_error and any(part.type == "image" for part in result.content):
+        return read([_block_of(part) for part in result.content], cut)
     parts = [_text_of_part(part) for part in result.content]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
@@ -166,8 +169,15 @@ def _outcome(result: Any, cut: Side) -> Outcome:
     return failure(text, "error") if result.is_error else read(text, cut)
 
 
+def _block_of(part: Any) -> dict[str, str]:
+    """A part as a content block."""
+    if part.type == "image":
+        return {"type": "image", "image": f"data:{part.mime_type};base64,{part.data}"}
+    return {"type": "text", "text": _text_of_part(part)}
+
+
 def _text_of_part(part: Any) -> str:
-    """The text of a part; `[image: image/png]` for what is none."""
+    """The text of a part; `[audio: audio/wav]` for what is none."""
     text = getattr(part, "text", None) or getattr(getattr(part, "resource", None), "text", None)
     if isinstance(text, str):
         return text

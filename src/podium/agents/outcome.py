@@ -78,14 +78,21 @@ def read(result: Any, cut: Side) -> Outcome:
         if isinstance(result, (Iterator, AsyncIterator)):  # generators, `map`, open files
             what = f"the tool returned a {type(result).__name__}, which is no text"
             raise TypeError(f"{what}; return list(...) of it, or a text")
-        text = str.__str__(str(result))
         if isinstance(result, list):
             result = [_in_text(item) for item in result]
+        text = str.__str__(str(_without_images(result)))
         if isinstance(result, list) and len(text) <= LONGEST_RESULT and (copied := _plain_copy(result)) is not None:
             return Outcome(copied, length=len(text))
         return Outcome(_encodable(keep(text, LONGEST_RESULT, cut)), length=len(text))
     except BaseException as error:  # noqa: BLE001  `__str__` is the user's, too
         return failure(_text_of(error), "result")
+
+
+def _without_images(result: Any) -> Any:
+    """A result by whose text its length is measured."""
+    if not isinstance(result, list):
+        return result
+    return [item for item in result if not (isinstance(item, dict) and str(item.get("image")).startswith("data:"))]
 
 
 def _in_text(block: Any) -> Any:

@@ -30,7 +30,7 @@ from podium.errors import ConfigError, DataError
 from podium.errors.texts import quoted
 from podium.isolation.functions import function_name, is_async, location
 from podium.isolation.threads import abandon, background_loop, in_thread
-from podium.records import Call
+from podium.records import Call, content_of
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +80,8 @@ class CallLimits:
     """The side where a result that is too long is cut off."""
     count: Callable[[str], int] = len
     """Gives the number of tokens of a text; by default every character is one."""
+    reads_images: bool = False
+    """Whether the model does; else it is told `[image]` for each."""
 
 
 def as_tools(functions: Sequence[Callable[..., Any]]) -> tuple[Tool, ...]:
@@ -237,7 +239,7 @@ class ToolRunner:
         made = []
         for index, request in enumerate(asked):
             outcome, seconds = done[index]
-            outcome = _with_images(outcome)
+            outcome = _with_images(outcome, reads=limits.reads_images)
             content, cut = _shortened(outcome, limits)
             made.append(
                 Call(
@@ -332,14 +334,19 @@ def overrun(name: str, limit: float | None) -> Outcome:
     return failure(f"{name} was stopped" if limit is None else f"{name} did not return within {limit:g} s", "timeout")
 
 
-def _with_images(outcome: Outcome) -> Outcome:
+def _with_images(outcome: Outcome, *, reads: bool) -> Outcome:
     """The outcome with its images opened; a failure where one cannot be. Paths are none: what a tool has read may name
-    any file."""
+    any file.
+
+    `reads`: whether the model reads images; else the outcome becomes text with a mark for each.
+    """
     blocks = image_blocks({"content": outcome.content})
     if not blocks:
         return outcome
     if not all(str(block.get("image")).startswith(DATA_URL) for block in blocks):
         return outcome._replace(content=str(outcome.content))
+    if not reads:
+        return outcome._replace(content=content_of({"content": outcome.content}))
     try:
         [message] = with_blocks([{"content": outcome.content}], lambda value, _: opened(value, "the image"))
     except DataError as error:

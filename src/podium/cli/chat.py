@@ -194,7 +194,9 @@ class Speaker:
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.most_rounds = most_rounds
-        self.sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+        self.sampling: dict[str, Any] = {"do_sample": temperature > 0}
+        if temperature > 0:
+            self.sampling["temperature"] = temperature
         self.tools = list(tools)
         self.template_kwargs = dict(template_kwargs)
         self.processor = processor

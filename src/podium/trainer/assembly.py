@@ -306,7 +306,7 @@ def agents_of(
         tools=tools,
         pools=pools,
         rollout_func=given.rollout_func,
-        call_limits=call_limits(args, tokenizer),
+        call_limits=replace(call_limits(args, tokenizer), reads_images=images is not None),
         max_iterations=args.max_tool_calling_iterations,
         max_turns=args.max_turns,
         max_corrections=args.max_call_corrections,
