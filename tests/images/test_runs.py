@@ -202,3 +202,27 @@ def test_images_that_begin_after_the_rows_that_were_searched_are_not_sampled_unt
     with pytest.raises(DataError, match=r"row 2 has images, .* was not tried"):
         trainer.train()
     made(tmp_path, rows[1:], save_strategy="no", max_steps=1).train()
+
+
+def test_rows_that_are_read_once_may_have_images(tmp_path: Path) -> None:
+    """The model is tried with an image that is drawn for it, as the first row cannot be looked at."""
+    stream = Dataset.from_list(ROWS).to_iterable_dataset().map(lambda row: row)
+    settings = GRPOConfig(
+        str(tmp_path),
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=4,
+        max_steps=1,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = GRPOTrainer(
+        model=tiny("gemma3"),
+        reward_funcs=varied,
+        args=settings,
+        train_dataset=stream,
+        processing_class=processor_of("gemma3"),
+    )
+    assert trainer.step.policy.forward.path == "padded"
+    trainer.train()

@@ -49,6 +49,7 @@ from podium.runs.environment import reward_source
 from podium.runs.find_model import ModelSource
 from podium.trainer.assembly import (
     agents_of,
+    drawn_prompt,
     engine_for,
     has_prompts,
     load_settings,
@@ -169,8 +170,17 @@ def prepare(policy: Policy, tasks: Sequence[EvalTask]) -> PreparedModel:
             check_dataset(task.rows, task.data, builder=builder)
         columns = getattr(task.rows, "column_names", None) or list(next(iter(task.rows)))
         check_rewards(task.rewards, columns, environments=task.pools is not None or task.program is not None)
-    examples = (prompt_with_images(prepared.builder(task), task.rows) for task in tasks)
+    examples = (_example(prepared, task) for task in tasks)
     return dataclasses.replace(prepared, example=next(filter(None, examples), None))
+
+
+def _example(prepared: PreparedModel, task: EvalTask) -> Prompt | None:
+    """A prompt with images, if a row has some or they may come later."""
+    builder = prepared.builder(task)
+    found = prompt_with_images(builder, task.rows)
+    if found is None and prepared.agents(task).takes_turns:
+        return drawn_prompt(builder)
+    return found
 
 
 def decided(args: GRPOConfig) -> GRPOConfig:

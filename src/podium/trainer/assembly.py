@@ -500,7 +500,7 @@ def load_run(prepared: Prepared) -> TrainingRun:
     served = prepared.served
     if example is not None and served is not None:
         served = served.with_images(example)
-    if example is None and prepared.agents.takes_turns:
+    if example is None and (prepared.agents.takes_turns or is_read_once(prepared.rows.train)):
         example = drawn_prompt(prepared.rows.builder)
         if example is not None and served is not None:
             with contextlib.suppress(ConfigError):  # it may do without: refused where images come
@@ -541,7 +541,7 @@ def prompt_with_images(builder: PromptBuilder, rows: Any) -> Prompt | None:
 
 
 def drawn_prompt(builder: PromptBuilder) -> Prompt | None:
-    """A prompt with a grey square, to try a model with to which tools may give images; None: it reads none."""
+    """A prompt with a grey square, to try a model with where images may come later; None: it reads none."""
     if builder.images is None:
         return None
     from PIL import Image

@@ -295,10 +295,10 @@ def make_prompt(run: TrainingRun, row: Mapping[str, Any], id: int, index: int, *
     which = f"row {index}" if index >= 0 else "a row of the stream"
     if prompt.images and not run.policy.tried_images:
         raise DataError(
-            f"{which} has images, and none of the first {SEARCHED_ROWS:,} training rows has any, or they can "
-            "be read only once: how this model computes behind images was not tried.",
+            f"{which} has images, and none of the first {SEARCHED_ROWS:,} training rows has any: how this model "
+            "computes behind images was not tried.",
             code="D063",
-            fix="put a row with images first, or give rows that can be read again",
+            fix="put a row with images first",
             row=index,
         )
     if not prompt.images and run.policy.tried_images and (token := run.rows.builder.spelled(prompt.content)):
