@@ -292,6 +292,7 @@ REFUSED = {
     "/etc/hostname": "none is downloaded",
     "data:image/png;base64,AAAA": "in no format that is known",
     "data:image/png;base64,*": "cannot be read",
+    as_url(Image.new("1", (20_000, 6_000))): "is too large",
 }
 """What is no image for the endpoint, and part of its answer."""
 

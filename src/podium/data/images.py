@@ -163,12 +163,13 @@ def with_blocks(messages: Sequence[Any], change: Callable[[Any, int], Any]) -> l
 # ---- images as they are shown ----
 
 
-def opened(value: Any, name: str) -> Image:
+def opened(value: Any, name: str, most_pixels: int | None = None) -> Image:
     """An image in RGB, upright as a person sees it, with what is transparent on white.
 
     Args:
         value: a Pillow image, a path, bytes, a data URL, or the mapping that `datasets` keeps of an image.
         name: for messages, such as `image 1`.
+        most_pixels: it may have; None: as many as Pillow opens.
 
     Raises:
         DataError: it is none of these, cannot be read, moves, or is too large for Pillow to open safely.
@@ -188,9 +189,9 @@ def opened(value: Any, name: str) -> Image:
     at = f": {_short(value)}" if isinstance(value, str | Path) else ""
     try:
         if isinstance(value, Image.Image):
-            return _upright(value)
+            return _upright(value, most_pixels)
         with Image.open(_file(value)) as image:
-            return _upright(image)
+            return _upright(image, most_pixels)
     except _Frames as error:
         what = f"has {error} frames, where one is read{at}"
         raise unreadable(what, "save the frame that is meant as an image") from None
@@ -216,10 +217,12 @@ class _Frames(ValueError):
     """The number of frames of an image that has several."""
 
 
-def _upright(image: Image) -> Image:
+def _upright(image: Image, most_pixels: int | None) -> Image:
     """The image in RGB. Raises `_Frames` for one that moves; a photo may have a preview behind it (MPO)."""
-    from PIL import ImageOps
+    from PIL import Image, ImageOps
 
+    if most_pixels is not None and image.width * image.height > most_pixels:
+        raise Image.DecompressionBombError(f"{image.width:,} x {image.height:,} pixels, more than {most_pixels:,}")
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":
         raise _Frames(frames)

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from podium.data.images import DATA_URL, image_blocks, opened
+from podium.data.images import DATA_URL, image_blocks, opened, with_blocks
 from podium.errors import DataError
 from podium.records import Message, canonical, plain_call
 
 LONGEST_BODY = 16_000_000
 """Bytes of a request."""
+MOST_PIXELS = 100_000_000
+"""Those of all images of a request: 300 MB, of a body of any length, as a file of a few bytes may have millions."""
 MOST_MESSAGES = 10_000
 AS_MESSAGES = '[{"role": "user", "content": "..."}]'
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -234,7 +236,7 @@ def _messages(entries: Sequence[Any]) -> tuple[Message, ...]:
         elif role == "tool":
             message["name"] = names.get(str(sent.get("tool_call_id")), str(sent.get("name") or "tool"))
         made.append(message)
-    return tuple(made)
+    return _with_images(made)
 
 
 def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
@@ -247,7 +249,7 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "image_url":
-            blocks.append({"type": "image", "image": _image(part.get(kind), where)})
+            blocks.append({"type": "image", "image": _address(part.get(kind), where)})
         elif kind in ("text", "refusal") and isinstance(part.get(kind), str):
             blocks.append({"type": "text", "text": _valid(part[kind])})
         else:
@@ -256,16 +258,30 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
     return blocks if image_blocks({"content": blocks}) else "".join(block["text"] for block in blocks)
 
 
-def _image(sent: Any, where: str) -> Any:
-    """The image of a part, in RGB."""
-    url = sent.get("url") if isinstance(sent, dict) else sent
-    if not str(url).startswith(DATA_URL):
+def _address(sent: Any, where: str) -> str:
+    """The data URL of a part with an image."""
+    url = str(sent.get("url") if isinstance(sent, dict) else sent)
+    if not url.startswith(DATA_URL):
         what = f"'{where}.content' has an image that is no data URL (data:image/png;base64,...); none is downloaded"
         raise ApiError(400, what, param=where, code="unsupported_value")
-    try:
-        return opened(url, "the image")
-    except DataError as error:
-        raise ApiError(400, f"'{where}.content': {error.what}", param=where) from None
+    return url
+
+
+def _with_images(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Messages with their images opened, in RGB."""
+    left = MOST_PIXELS
+
+    def shown(url: str, number: int) -> Any:
+        nonlocal left
+        where = f"messages[{number - 1}]"
+        try:
+            image = opened(url, "the image", most_pixels=left)
+        except DataError as error:
+            raise ApiError(400, f"'{where}.content': {error.what}", param=where) from None
+        left -= image.width * image.height
+        return image
+
+    return tuple(with_blocks(messages, shown))
 
 
 def _valid(text: str) -> str:
