@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def one(name: str) -> dict[str, int]:
 
     from podium import GRPOConfig, GRPOTrainer
     from podium.models.builtin import resolve_model
+    from podium.models.devices import kind_of
     from podium.planning.memory import estimate_memory
 
     shape = SHAPES[name]
@@ -78,7 +80,8 @@ def one(name: str) -> dict[str, int]:
     rows = Dataset.from_list([{"prompt": f"{i} " + " seven" * (shape["prompt"] - 2)} for i in range(64)])
     runtime = resident("VmRSS")
     config = AutoConfig.from_pretrained(resolve_model(model))
-    estimate = estimate_memory(config, args, prompt_tokens=shape["prompt"], peft_config=peft, runtime_bytes=runtime)
+    estimate = estimate_memory(config, args, prompt_tokens=shape["prompt"], peft_config=peft)
+    estimate = replace(estimate, runtime_bytes=runtime + kind_of(args.device).working_bytes)
     trainer = GRPOTrainer(model, _rewards, args, rows, peft_config=peft)
     trainer.train()
     return {"runtime": runtime, "estimate": estimate.peak_bytes, "measured": resident("VmHWM")}

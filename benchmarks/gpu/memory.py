@@ -12,6 +12,7 @@ import copy
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.gpu.harness import Measure, Options, Script, free_memory, main, peak_bytes, random_model
@@ -68,6 +69,7 @@ def prepared(shape: str, lora: bool, options: Options, *, runtime: int) -> tuple
     from peft import LoraConfig
 
     from podium import GRPOConfig, GRPOTrainer
+    from podium.models.devices import kind_of
     from podium.planning.memory import estimate_memory
     from podium.testing import tiny_tokenizer
 
@@ -92,9 +94,8 @@ def prepared(shape: str, lora: bool, options: Options, *, runtime: int) -> tuple
     peft = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM") if lora else None
     as_named = copy.copy(args)
     as_named.model_init_kwargs = {"dtype": dtype}  # the estimate is of a model that is given by its name
-    estimate = estimate_memory(
-        model.config, as_named, prompt_tokens=prompt, peft_config=peft, runtime_bytes=runtime, available_bytes=0
-    )
+    estimate = estimate_memory(model.config, as_named, prompt_tokens=prompt, peft_config=peft, available_bytes=0)
+    estimate = replace(estimate, runtime_bytes=runtime + kind_of(args.device).working_bytes)
     rows = Dataset.from_list([{"prompt": f"{i:04}".ljust(prompt, "x")} for i in range(64)])  # a token each letter
     trainer = GRPOTrainer(model, rewards, args, rows, processing_class=tiny_tokenizer(), peft_config=peft)
     return trainer, estimate

@@ -515,14 +515,15 @@ def of_config(
     lora: Mapping[str, Any] | None,
     quantization: Mapping[str, Any] | None,
 ) -> T | None:
-    """`compute(config, args, prompt_tokens=..., peft_config=..., bits=...)`, with 0 tokens where no prompt is known.
+    """`compute(config, args, prompt_tokens=..., pixels=..., peft_config=..., bits=...)`; 0 where no prompt is known.
 
     None where the model cannot be built from its configuration alone.
     """
     longest = train.longest[0] if train is not None else 0
+    pixels = train.most_pixels if train is not None else 0
     bits = 0 if lora is None else bits_of(quantization or {})
     try:
-        return compute(config, args, prompt_tokens=longest, peft_config=_adapter(lora), bits=bits)
+        return compute(config, args, prompt_tokens=longest, pixels=pixels, peft_config=_adapter(lora), bits=bits)
     except CANNOT_BUILD:
         return None
 

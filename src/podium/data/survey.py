@@ -270,6 +270,7 @@ class RowSurvey:
     """A heap of the largest prompts that nothing else asks to measure: most tokens, row, prompt."""
     chat_template: str | None = None  # the builder's or the tokenizer's
     image_tokens: list[int] = field(default_factory=list)  # of each image that was opened
+    most_pixels: int = 0  # numbers that describe the images of one prompt, of those that were opened
     _reads_images: bool = True  # whether the model has a processor, as far as is known
     _control_tokens: re.Pattern[str] | None = None
     _num_rendered: int = 0
@@ -369,6 +370,8 @@ class RowSurvey:
             for finding in error.findings:
                 self._note(finding, index, line)
             return None, None
+        pixels = sum(x.numel() for x in images.fields.values() if x.is_floating_point())
+        self.most_pixels = max(self.most_pixels, pixels)
         places = images.placeholders
         runs = [len(run) for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)]
         count = sum(len(image_blocks(message)) for message in row["prompt"])

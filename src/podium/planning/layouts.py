@@ -87,6 +87,7 @@ def plan_layouts(
     layouts: Mapping[str, Launch],
     *,
     prompt_tokens: int,
+    pixels: int = 0,
     peft_config: Any = None,
     bits: int = 0,
 ) -> Plan:
@@ -97,6 +98,7 @@ def plan_layouts(
         args: the run's, made in `planned` of one of the layouts.
         layouts: by the names that `--accelerate` takes, the simplest first, all of as many of the same GPUs.
         prompt_tokens: of the longest prompt; 0: not known.
+        pixels: as in `estimate_memory`.
         peft_config: as in `estimate_memory`.
         bits: as in `estimate_memory`.
     """
@@ -114,6 +116,7 @@ def plan_layouts(
                 estimate_memory,
                 config,
                 prompt_tokens=prompt_tokens,
+                pixels=pixels,
                 peft_config=peft_config,
                 available_bytes=int((1 - SPARE) * launch.gpu.num_bytes),
                 sizes=sizes,

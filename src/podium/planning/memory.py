@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
+from podium.engines.live.engine import PREFILL_TOKENS
 from podium.isolation.machine import group_memory
 from podium.models.devices import DeviceKind, kind_of
 from podium.models.loading import freeze_named
@@ -30,11 +31,13 @@ from podium.models.memory import (
     activation_bytes_per_token,
     cache_bytes_per_token,
     default_tokens_per_pack,
+    encoder_bytes_per_patch,
+    encoder_patches,
     head_width,
     needs_checkpointing,
 )
 from podium.models.precision import NARROW, can_pack, families_of, rounds_products
-from podium.models.stored import auto_class, freeze_outside, made_whole, only_inside
+from podium.models.stored import auto_class, freeze_outside, made_whole, only_inside, outside
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
 from podium.trainer.planned import gpu_planned, launch_planned
@@ -103,6 +106,8 @@ class Sizes:
     gathered_share: float
     """Share of the weights that is whole at once in a forward or backward of weights divided over processes: two
     layers, and all that is in none."""
+    patch_bytes: int
+    """Bytes that a patch of an image takes in the encoder, at its peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +122,14 @@ class Load:
     tokens_per_pack: int
     beginnings_per_pack: int
     checkpointing: bool
+    pixels: int
+    """Numbers that describe the images of a prompt."""
+
+    @property
+    def encoded_prompts(self) -> int:
+        """Prompts whose images are encoded at once: those of a pack, or those that are begun together in sampling."""
+        packed = -(-self.pack_tokens // (self.prompt_tokens + self.completion_tokens - 1))
+        return min(self.prompts, max(packed, PREFILL_TOKENS // self.prompt_tokens, 1))
 
     @property
     def pack_tokens(self) -> int:
@@ -140,6 +153,7 @@ class MemoryEstimate:
     num_parameters: int
     num_trained: int
     runtime_bytes: int
+    """What the process takes before it loads a model, and besides what is counted."""
     weights_bytes: int
     rounded_bytes: int
     """Copies of float32 weights in half precision: our own (CPU, `product_precision`), or autocast's, which live as
@@ -156,6 +170,8 @@ class MemoryEstimate:
     for `overlaps`."""
     activations_bytes: int
     """Activations that one pack keeps for its backward, the head's blocks of logits, and gathered layers."""
+    images_bytes: int
+    """Pixels of a round, where the device has them all, and what the encoder takes."""
     available_bytes: int | None
     """Memory that is left for this process; None: unknown."""
     overlaps: bool
@@ -195,6 +211,7 @@ class MemoryEstimate:
             "buckets of gradients": self.buckets_bytes,
             "optimizer": self.optimizer_bytes,
             "sampling (cache, logits, copies of weights)": self.sampling_bytes,
+            "images (pixels and their encoder)": self.images_bytes,
             ACTIVATIONS: self.activations_bytes,
         }
 
@@ -233,9 +250,9 @@ def estimate_memory(
     args: GRPOConfig,
     *,
     prompt_tokens: int,
+    pixels: int = 0,
     peft_config: Any = None,
     bits: int = 0,
-    runtime_bytes: int | None = None,
     available_bytes: int | None = None,
     sizes: Sizes | None = None,
 ) -> MemoryEstimate:
@@ -245,9 +262,9 @@ def estimate_memory(
         config: of the model; no weight is looked at.
         args: the run's.
         prompt_tokens: of the longest prompt; 0: not known.
+        pixels: numbers that describe the images of a prompt, the most that one has; 0: there are none.
         peft_config: of the adapter to train; None: all weights.
         bits: of the linear layers' weights under that adapter, where they are rounded (QLoRA): 4 or 8.
-        runtime_bytes: what the process takes before it loads a model; None: `DeviceKind.runtime_bytes`.
         available_bytes: what the process may take; None: what the device has free now.
         sizes: of the model, where it was counted before.
     """
@@ -262,7 +279,7 @@ def estimate_memory(
     share = process_share(args, sizes, adapter=peft_config is not None)
     gathered = share.gathered_bytes
     budget = pack_budget(args, sizes, peft_config, None if divided else free)
-    load = worst_case(config, args, max(prompt_tokens, 1), rounded=rounded, budget=budget)
+    load = worst_case(config, args, max(prompt_tokens, 1), pixels=pixels, rounded=rounded, budget=budget)
     served = args.use_vllm and args.vllm_mode == "server"
     elsewhere = served or (args.rollout_device is not None and not kind.host_memory)
     overlaps = bool(args.async_rollouts) and not elsewhere and not args.use_vllm
@@ -276,7 +293,7 @@ def estimate_memory(
             processes=args.world_size,
             num_parameters=sizes.num_parameters,
             num_trained=sizes.num_trained,
-            runtime_bytes=(kind.runtime_bytes if runtime_bytes is None else runtime_bytes) + kind.working_bytes,
+            runtime_bytes=kind.runtime_bytes + kind.working_bytes,
             weights_bytes=share.weights_bytes,
             rounded_bytes=2 * sizes.num_wide if rounded or (_casts(args) and not divided and not halved) else 0,
             reference_bytes=sizes.weight_bytes // parts if args.beta and peft_config is None else 0,
@@ -287,6 +304,7 @@ def estimate_memory(
             sampling_bytes=0 if elsewhere else gathered + sampling_bytes(sizes, load, kind, rounded=bool(rounded)),
             activations_bytes=activations_bytes(config, args, sizes, load, rounded=rounded)
             + int(gathered * sizes.gathered_share),
+            images_bytes=images_bytes(config, sizes, load, kind),
             available_bytes=available,
             overlaps=overlaps,
             keeps_gradients=kind.host_memory,
@@ -368,7 +386,13 @@ def pack_budget(args: GRPOConfig, sizes: Sizes, peft_config: Any, free: int | No
 
 
 def worst_case(
-    config: PretrainedConfig, args: GRPOConfig, prompt_tokens: int, *, rounded: bool | None, budget: int | None = None
+    config: PretrainedConfig,
+    args: GRPOConfig,
+    prompt_tokens: int,
+    *,
+    pixels: int = 0,
+    rounded: bool | None,
+    budget: int | None = None,
 ) -> Load:
     """The largest load of a step: longest prompts, completions of full length; `budget`: bytes that a pack may take."""
     plan = plan_of(args)
@@ -388,6 +412,7 @@ def worst_case(
         tokens_per_pack=tokens_per_pack,
         beginnings_per_pack=kind_of(args.device).beginnings_per_pack,
         checkpointing=checkpointing,
+        pixels=pixels,
     )
 
 
@@ -431,9 +456,13 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
     changed: list[Any] = [module for module in model.modules() if type(module).__name__ == "ParamWrapper"]
     layers = getattr(model, "_no_split_modules", None) or ()
     layer_bytes = [_bytes(module) for module in model.modules() if type(module).__name__ in layers]
+    encoder = outside(model)
+    places = {name.rpartition(".")[0] for name in encoder}
+    linears = [x for name, x in model.named_modules() if name in places and isinstance(x, nn.Linear)]
     whole = _bytes(model) - sum(layer_bytes) + 2 * max(layer_bytes, default=0)
     return Sizes(
         gathered_share=min(1.0, whole / _bytes(model)),
+        patch_bytes=encoder_bytes_per_patch(linears, trained=any(p.requires_grad for p in encoder.values())),
         num_parameters=sum(p.numel() for p in parameters),
         num_trained=sum(p.numel() for p in trained),
         num_wide=sum(weight.numel() for weight in wide if id(weight) not in rounded | adapter),
@@ -490,6 +519,12 @@ def sampling_bytes(sizes: Sizes, load: Load, kind: DeviceKind, *, rounded: bool)
     logits = SAMPLED_LOGITS * 4 * rows * sizes.vocabulary
     packed = 2 * sizes.num_wide if rounded and can_pack(torch.ones(NARROW, NARROW, dtype=torch.bfloat16)) else 0
     return cached * sizes.cache_bytes_per_token + logits + packed
+
+
+def images_bytes(config: PretrainedConfig, sizes: Sizes, load: Load, kind: DeviceKind) -> int:
+    """Pixels in float32, of all prompts of a round in the host's memory and of a pack on a GPU, and their encoder's."""
+    kept = load.encoded_prompts + (load.prompts if kind.host_memory else 0)
+    return 4 * load.pixels * kept + encoder_patches(config, load.pixels) * load.encoded_prompts * sizes.patch_bytes
 
 
 def activations_bytes(
