@@ -10,7 +10,9 @@ a pack, T all tokens in a pack, K reward functions, V vocabulary, D width.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -406,6 +408,15 @@ def as_name(value: Any) -> str:
     if is_image or isinstance(value, bytes):
         return hashlib.sha256(value.tobytes() if is_image else value).hexdigest()
     return str(value)
+
+
+def data_url(image: Any) -> str:
+    """A Pillow image, or the bytes of a file of one, as text."""
+    if not isinstance(image, bytes):
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        image = file.getvalue()
+    return f"data:image;base64,{base64.b64encode(image).decode()}"
 
 
 def canonical(message: Message) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pandas as pd
@@ -24,11 +26,13 @@ from transformers import PreTrainedModel
 from benchmarks.families import tiny
 from podium import GRPOConfig, GRPOTrainer, TextEnvironment
 from podium.agents.chat import ChatFormat, set_tool_template
+from podium.agents.programs.program import CommandProgram
 from podium.agents.resolve import resolve_tools
 from podium.agents.tools import CallLimits, ToolRunner, as_tools, by_name
+from podium.data.images import opened
 from podium.models.images import ImageProcessor, joined
 from podium.models.stored import outside
-from podium.records import Message
+from podium.records import Message, as_name
 from tests.images.test_families import FAST, PATHS, counted, family_of
 from tests.images.test_runs import StopAfter, digest
 from tests.images.test_trl_tests import OF_TRL
@@ -160,6 +164,11 @@ def test_a_run_in_an_environment_that_shows_images(name: str, tmp_path: Path) ->
     assert calls
     table = pd.concat(pd.read_parquet(file) for file in (tmp_path / "completions").glob("*.parquet"))
     assert any("now?" in str(completion) for completion in table["completion"])
+    rollouts = pd.concat(pd.read_parquet(file) for file in (tmp_path / "rollouts").glob("*.parquet"))
+    known = {as_name(picture(number, 32, 32)) for number in range(9)}
+    replies = [x for turns in rollouts["turns"] for turn in json.loads(turns) for x in turn["replies"]]
+    assert replies
+    assert all(reply["content"][0]["image"] in known for reply in replies)
 
 
 @pytest.mark.cases(1)
@@ -352,6 +361,16 @@ def test_a_program_sends_images(name: str, tmp_path: Path) -> None:
     trainer.train()
     sequences = [x for scored in trainer.scored for c in scored.group.completions for x in c.sequences]
     assert sorted(len(x.prompt.images + x.images) for x in sequences) == [1] * 8 + [2] * 4
+
+
+def test_the_row_of_a_command_has_its_images_as_data_urls(tmp_path: Path) -> None:
+    program = CommandProgram(["python", "-c", "pass"], tmp_path)
+    task = SimpleNamespace(row={"images": [picture(3)], "number": float("nan")}, variables={})
+    program.request(cast(Any, task), tmp_path)
+    row = json.loads((tmp_path / "row.json").read_text())
+    assert row["number"] is None
+    [sent] = row["images"]
+    assert opened(sent, "it").tobytes() == picture(3).tobytes()
 
 
 # ---- beside TRL ----

@@ -5,14 +5,12 @@ It imports nothing heavy, since workers import it.
 
 from __future__ import annotations
 
-import base64
 import inspect
-import io
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, cast, get_args
 
-from podium.records import CallProblem
+from podium.records import CallProblem, data_url
 
 Side = Literal["left", "middle", "right"]
 
@@ -98,13 +96,9 @@ def _without_images(result: Any) -> Any:
 def _in_text(block: Any) -> Any:
     """A content block whose image is a Pillow image, or its bytes, with a data URL in its place."""
     image: Any = block.get("image") if isinstance(block, dict) and block.get("type") == "image" else None
-    if type(image).__module__.startswith("PIL."):
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        image = file.getvalue()
-    if not isinstance(image, bytes):
+    if not (isinstance(image, bytes) or type(image).__module__.startswith("PIL.")):
         return block
-    return {**block, "image": f"data:image;base64,{base64.b64encode(image).decode()}"}
+    return {**block, "image": data_url(image)}
 
 
 def sent(reply: Mapping[str, Any]) -> Outcome:

@@ -266,5 +266,5 @@ def label(value: Any) -> str | None:
     """
     if value is None:
         return None
-    text = utf8(str(value) if isinstance(value, _PLAIN) else json.dumps(value, ensure_ascii=False, default=str))
+    text = utf8(str(value) if isinstance(value, _PLAIN) else json.dumps(value, ensure_ascii=False, default=as_name))
     return text if len(text) <= LONGEST_LABEL else None

@@ -25,6 +25,7 @@ from typing import Any
 from podium.data.extract import compiled_pattern, text_of
 from podium.errors import ConfigError
 from podium.errors.texts import listed, nearest
+from podium.records import as_name
 from podium.rewards.mathematics import accuracy_reward
 from podium.rewards.reading import STOP_WORDS, words_of
 
@@ -105,7 +106,7 @@ def group_of_each(prompts: Sequence[Any]) -> list[int]:
     [0, 0, 1, 1]
     """
     keys = [
-        prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str) for prompt in prompts
+        prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=as_name) for prompt in prompts
     ]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return [numbers[key] for key in keys]

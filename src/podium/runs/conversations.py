@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, NamedTuple
 
-from podium.records import Call, Completion, Message, Turn, canonical, content_of
+from podium.records import Call, Completion, Message, Turn, as_name, canonical, content_of
 
 LONGEST = 20_000
 """Characters of one content that are kept."""
@@ -30,7 +30,7 @@ def written(completion: Completion) -> str | None:
     for turn in completion.turns:
         own = [*islice(logps, sum(drawn[turn.start : turn.stop]))]
         made.append(_shortened({**asdict(turn), "mean_logp": sum(own) / max(len(own), 1)}))
-    return json.dumps(made, default=str)
+    return json.dumps(made, default=as_name)
 
 
 def read(text: str | None) -> tuple[Turn, ...]:
@@ -160,7 +160,7 @@ def text_of(turns: Sequence[Turn]) -> str:
     contents = "\n".join(filter(None, (content_of(turn.message) for turn in turns)))
     calls = (call.get("function", call) for turn in turns for call in turn.message.get("tool_calls") or ())
     return contents or "\n".join(
-        f"{call.get('name')} {json.dumps(call.get('arguments'), default=str)}" for call in calls
+        f"{call.get('name')} {json.dumps(call.get('arguments'), default=as_name)}" for call in calls
     )
 
 
@@ -328,4 +328,4 @@ def _plain(content: Any) -> str:
     """Content as text; blocks and values as JSON."""
     if content is None:
         return ""
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=as_name)

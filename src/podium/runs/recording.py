@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from podium.algorithm.advantages import combine
 from podium.data.columns import GOLD
 from podium.errors import Finding
-from podium.records import Completion, Prompt, ScoredGroup, StepMetrics, last_user_turn
+from podium.records import Completion, Prompt, ScoredGroup, StepMetrics, as_name, last_user_turn
 from podium.runs.checkpoint import MODEL_STEP, checkpoints, model_step, record_model_step, step_of, storing
 from podium.runs.conversations import branches, drawn_text, written
 from podium.runs.redaction import HIDDEN
@@ -143,7 +143,8 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray, *, images: bool) -> 
         ],
         "turns": [written(completion) for completion in completions],
         "branches": [
-            json.dumps(found, default=str) if (found := branches(completion)) else None for completion in completions
+            json.dumps(found, default=as_name) if (found := branches(completion)) else None
+            for completion in completions
         ],
         "images": _thumbnails(own) if images else [()] * len(own),
         "program_failed": [utf8(how) or None for how, _ in failures],

@@ -5,9 +5,7 @@ Numpy arrays, safetensors and JSON, of which nothing is unpickled.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import io
 import itertools
 import json
 import logging
@@ -22,9 +20,10 @@ from safetensors.torch import load_model, save_model
 from transformers import TrainerState
 
 from podium.algorithm.losses import EntropyControl
+from podium.data.images import opened
 from podium.errors import CheckpointError, way_on
 from podium.models.precision import ProductPrecision
-from podium.records import Call, Completion, Group, Prompt, PromptImages, Sample, ScoredGroup, Turn
+from podium.records import Call, Completion, Group, Prompt, PromptImages, Sample, ScoredGroup, Turn, data_url
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.trainer import resume
 from podium.trainer.health import Health
@@ -193,8 +192,8 @@ _SAVED = (Round, RoundKey, MicroBatch, Sample, SampledRound, Measurements, Score
 _RECORDS: Mapping[str, type] = {record.__name__: record for record in _SAVED}
 
 
-_IMAGE = "podium.png"
-"""The key of an image in JSON: its PNG in base64."""
+_IMAGE = "podium.image"
+"""The key of an image in JSON: its data URL."""
 
 Plain = Callable[[Any], Any]
 """Makes JSON of a record, with its arrays beside it."""
@@ -242,21 +241,13 @@ _PLAIN: Mapping[type, Callable[[Any, Plain], dict[str, Any]]] = {
 
 
 def _in_json(value: Any) -> Any:
-    """A value that JSON lacks: an image as PNG, anything else as its text."""
-    if not type(value).__module__.startswith("PIL."):
-        return str(value)
-    file = io.BytesIO()
-    value.save(file, "PNG")
-    return {_IMAGE: base64.b64encode(file.getvalue()).decode()}
+    """A value that JSON lacks: an image as a data URL, anything else as its text."""
+    return {_IMAGE: data_url(value)} if type(value).__module__.startswith("PIL.") else str(value)
 
 
 def _of_json(value: dict[str, Any]) -> Any:
     """The inverse of `_in_json` for images."""
-    if value.keys() != {_IMAGE}:
-        return value
-    from PIL import Image
-
-    return Image.open(io.BytesIO(base64.b64decode(value[_IMAGE])))
+    return opened(value[_IMAGE], "an image of the checkpoint") if value.keys() == {_IMAGE} else value
 
 
 def _turn(fields: Mapping[str, Any]) -> Turn:

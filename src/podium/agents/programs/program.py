@@ -32,6 +32,7 @@ from podium.errors.texts import clean
 from podium.isolation.functions import FileFunction, function_name, location
 from podium.isolation.user_files import find_file
 from podium.isolation.workers import MARK, Pool, Reply, Unanswered, Worker, load, pool_of
+from podium.records import data_url
 
 MOST_THREADS = 256
 """Episodes of a function in Python at a time."""
@@ -307,7 +308,7 @@ class CommandProgram(_Processes):
     def request(self, task: EpisodeTask, place: Path) -> CommandCall:
         """What a worker is sent."""
         files = {"PODIUM_ROW": place / "row.json", "PODIUM_REWARD": place / "reward"}
-        files["PODIUM_ROW"].write_text(json.dumps(_finite(dict(task.row)), default=str), encoding="utf-8")
+        files["PODIUM_ROW"].write_text(json.dumps(_in_json(dict(task.row))), encoding="utf-8")
         return CommandCall(
             command=self.command,
             folder=str(self.folder),
@@ -335,13 +336,17 @@ class CommandProgram(_Processes):
             return Ending(problem=f"wrote {written[:80]!r} as its reward") if is_there else Ending(unread=written[:80])
 
 
-def _finite(value: Any) -> Any:
-    """A value that JSON has: numbers that are not finite are null there."""
+def _in_json(value: Any) -> Any:
+    """A value as JSON has it: an image as a data URL, a number that is not finite as null, all else by its text."""
     if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
+        return {name: _in_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [_in_json(item) for item in value]
+    if type(value).__module__.startswith("PIL."):
+        return data_url(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 class InProcess:
