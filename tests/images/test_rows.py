@@ -136,6 +136,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("unknown role", {"image": noise(), "prompt": [{"role": "robot", "content": "x"}]}, "D010", 'unknown role "robot"'),
     ("video", {"prompt": [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}, TEXT]}]}, "D036", "content of type video"),  # noqa: E501
     ("audio", {"prompt": [{"role": "user", "content": [{"type": "audio"}, TEXT]}]}, "D036", "content of type audio"),
+    ("floating point", {"image": Image.fromarray(np.zeros((8, 8), np.float32))}, "D062", "image 1 cannot be read (its pixels are floating-point numbers"),  # noqa: E501
+    ("block beside a text", {"image": noise(), "prompt": [*QUESTION, {"role": "assistant", "content": "?"}, {"role": "user", "content": [PLACE, TEXT]}]}, "D063", "images provided (1) does not match number of image placeholders (2)"),  # noqa: E501
     ("token in the text", {"image": noise(), "prompt": [{"role": "user", "content": "<image>What is it?"}]}, "D063", "the text has `<image>`, which stands for an image"),  # noqa: E501
     ("refused", {"image": noise(2, 900)}, "D063", "the processor refused the conversation with its images"),
 ]  # fmt: skip
@@ -423,6 +425,23 @@ def test_the_same_question_about_other_images_is_no_repeat(photos):
     counted = survey_rows(RowSurvey(source=dataset_source(rows, "rows"), builder=BUILDER))
     assert (counted.prompts.num_repeats, counted.prompts.first_repeat) == (1, (3, 0))
     assert counted.prompts.num_contradicting == 0
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
+def test_a_folder_of_images_with_their_metadata(photos, name):
+    """As `datasets` reads an ImageFolder: the rows were taken for all, and their images left out."""
+    rows = [{"file_name": f"pictures/{n}.png", "question": f"What is {n}?", "answer": str(n)} for n in range(4)]
+    if name.endswith("csv"):
+        Dataset.from_list(rows).to_csv(photos / name, index=False)
+    else:
+        (photos / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [*made] = podium.data.load("data", prompt="{question}").train
+    assert not find_problems(made, "rows", builder=BUILDER)
+    assert sorted(str(row["answer"]) for row in made) == ["0", "1", "2", "3"]
+    for row in made:
+        prompt = BUILDER(row, id=0, row_index=0)
+        assert row["prompt"] == [{"role": "user", "content": f"What is {row['answer']}?"}]
+        assert np.array_equal(np.asarray(prompt.columns["image"]), np.asarray(noise(seed=int(row["answer"]))))
 
 
 # ---- images as a person sees them ----

@@ -234,6 +234,8 @@ def _in_rgb(image: Image) -> Image:
     import numpy as np
     from PIL import Image
 
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers, of which white is not known")
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).clip(0, 0xFFFF) // 257).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
@@ -265,7 +267,8 @@ def placed(prompt: Sequence[Message], images: Sequence[Any]) -> list[dict[str, A
     except ValueError as error:
         fix = (
             'write {"type": "image"} once for each image of a column, {"type": "image", "image": PATH} for any other, '
-            "or the content as a text: all images are put before it"
+            "or the contents of all messages as texts: all images are put before the first of the user; beside blocks "
+            'that one is written in blocks, too: [{"type": "text", "text": ...}]'
         )
         raise DataError(f"the images have no place: {str(error).strip()}", code="D063", fix=fix) from None
     return messages

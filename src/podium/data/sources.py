@@ -413,7 +413,8 @@ def folder_of(path: Any, split: str) -> Path | None:
 def _files_by_split(folder: Path) -> dict[str, list[Path]]:
     """The data files of a folder by their splits, as `datasets` names them; none where a card or a script names them.
 
-    `datasets` would read the files of one kind and leave out the others.
+    `datasets` would read the files of one kind and leave out the others. None, too, of a folder of images with their
+    `metadata.csv` or `metadata.jsonl`, whose rows `datasets` puts beside them.
     """
     from datasets.data_files import DataFilesDict, get_data_patterns
 
@@ -426,10 +427,13 @@ def _files_by_split(folder: Path) -> dict[str, list[Path]]:
     except (OSError, ValueError):  # no file at all: an error of `load_dataset`
         return {}
     kept: dict[str, list[Path]] = {}
+    others = False
     for split, names in found.items():
+        others = others or not all(kind_of(Path(name)) for name in names)
         if paths := [path for name in names if kind_of(path := Path(name))]:
             kept[str(split)] = sorted(folder / os.path.relpath(path, folder) for path in paths)
-    return kept
+    about_others = all(path.stem == "metadata" for paths in kept.values() for path in paths)
+    return {} if others and about_others else kept
 
 
 def _together(folder: Path, paths: list[Path], *, streaming: bool) -> Any:
