@@ -113,7 +113,7 @@ class Painter(TextEnvironment):
         reward = float(len(set(text)))
         if self.step_rewards:
             return None, reward, True, {}
-        return asked("now?", picture(self.seed + len(text) % 3, 32, 32))[0]["content"], reward, False, {}
+        return asked("now? <image>", picture(self.seed + len(text) % 3, 32, 32))[0]["content"], reward, False, {}
 
 
 def ending(name: str) -> PreTrainedModel:

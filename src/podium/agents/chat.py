@@ -256,7 +256,10 @@ class ChatFormat:
 
     @cached_property
     def _special(self) -> dict[int, str]:
-        return {id: str(token) for id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        """Texts of the special tokens, and of the one that stands for images, by their ids."""
+        placeholder = -1 if self.images is None else self.images.placeholder
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {id: str(token) for id, token in added if token.special or id == placeholder}
 
 
 def _in_blocks(message: Message) -> Message:

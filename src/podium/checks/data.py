@@ -256,8 +256,7 @@ def _of_images(survey: RowSurvey, found: Sequence[Finding]) -> Iterator[Finding]
         if count <= SHOWN_IMAGES:
             yield from alike
             continue
-        first = [finding.what.removeprefix(survey.name) for finding in alike[:SHOWN_IMAGES]]
-        examples = "; ".join(what.partition(", ")[2] if what.startswith((":", ", ")) else what for what in first)
+        examples = "; ".join(finding.facts["problem"] for finding in alike[:SHOWN_IMAGES])
         things = "images" if alike[0].code == "D062" else "rows with images"
         yield replace(alike[0], what=f"{survey.name}: {count:,} {things} cannot be used. The first: {examples}")
 

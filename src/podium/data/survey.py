@@ -321,7 +321,8 @@ class RowSurvey:
         if not self.thorough:
             self.findings.append(finding)
         elif alike <= MAX_SHOWN:
-            self.findings.append(replace(finding, what=_placed(finding.what, self.name, index, line)))
+            placed = _placed(finding.what, self.name, index, line)
+            self.findings.append(replace(finding, what=placed, facts={**finding.facts, "problem": finding.what}))
 
     def _count_columns(self, index: int, row: Mapping[str, Any]) -> None:
         for key, value in row.items():
