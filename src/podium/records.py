@@ -414,9 +414,9 @@ def data_url(image: Any) -> str:
     """A Pillow image, or the bytes of a file of one, as text."""
     if not isinstance(image, bytes):
         file = io.BytesIO()
-        image.save(file, "PNG")
+        image.save(file, "PNG", compress_level=1)
         image = file.getvalue()
-    return f"data:image;base64,{base64.b64encode(image).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(image).decode()}"
 
 
 def canonical(message: Message) -> str:

@@ -45,6 +45,7 @@ def folder(tmp_path: Path) -> Path:
     writer.add_finding(Finding(code="M101", severity="note", what="equal", fix="", step=2))
     writer.add_finding(Finding(code="M156", severity="error", what=HOSTILE, fix="hf_abcdefghijklmnopqrstuvwx", step=3))
     rows: dict[str, list[Any]] = {
+        "images": [(), ()],
         "step": [3, 3],
         "prompt_id": [0, 0],
         "completion_index": [0, 1],

@@ -230,10 +230,11 @@ def test_every_rollout_is_closed_where_one_fails() -> None:
 )
 def test_replies_end_a_completion_that_has_no_token_left(left: int, context_left: int | None, expected: Any) -> None:
     class Chat:
-        def suffix(self, messages: Any, *, last: int, most: int) -> tuple[int, ...]:
-            return 1, 2, 3
+        def suffix(self, messages: Any, *, last: int, most: int) -> tuple[tuple[int, ...], tuple[()]]:
+            return (1, 2, 3), ()
 
-    assert _given(Chat(), Observation(), 9, left, context_left) == expected
+    token_ids, _, finish = _given(Chat(), Observation(), 9, left, context_left)
+    assert (token_ids, finish) == expected
 
 
 def test_the_seconds_of_a_turn_are_those_in_the_engine() -> None:

@@ -200,9 +200,10 @@ class Speaker:
         self.tools = list(tools)
         self.template_kwargs = dict(template_kwargs)
         self.processor = processor
-        never = [] if processor is None else [policy.config.image_token_id]
-        self.placeholder = "".join(tokenizer.convert_ids_to_tokens(never))
-        self.sampling |= {"suppress_tokens": never} if never else {}
+        self.placeholder = ""
+        if processor is not None:
+            self.placeholder = tokenizer.convert_ids_to_tokens(policy.config.image_token_id)
+            self.sampling["suppress_tokens"] = [policy.config.image_token_id]
         self._chat: Any = None
         if tools:
             from podium.agents.chat import tool_format

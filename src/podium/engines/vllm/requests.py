@@ -6,8 +6,6 @@ them by the model's own processor, and answers with the tokens that it made of t
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ import numpy as np
 from podium.engines.base import Sampled
 from podium.engines.sampling import row_key
 from podium.errors import EngineError
-from podium.records import PromptImages, RolloutRequest, SamplingSettings
+from podium.records import PromptImages, RolloutRequest, SamplingSettings, data_url
 
 COMPLETIONS = "/v1/completions"
 GENERATE = "/inference/v1/generate"
@@ -68,14 +66,7 @@ def short_ids(request: RolloutRequest) -> list[int]:
 
 def image_parts(images: PromptImages) -> list[dict[str, str]]:
     """Images as vLLM's `content_parts`, without loss."""
-    parts = []
-    for picture in images.pictures:
-        file = io.BytesIO()
-        picture.save(file, "PNG", compress_level=1)
-        parts.append(
-            {"type": "image_url", "url": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"}
-        )
-    return parts
+    return [{"type": "image_url", "url": data_url(picture)} for picture in images.pictures]
 
 
 class Call(NamedTuple):
