@@ -36,7 +36,7 @@ that ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptImages:
+class GivenImages:
     """Images among given tokens, as the processor has prepared them. Equal where the images and their places are."""
 
     digest: bytes
@@ -76,7 +76,7 @@ class Prompt:
     """The `prompt` column as in the dataset; reward functions get it as `prompts`."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The row's other columns; reward functions get them by name."""
-    images: tuple[PromptImages, ...] = ()
+    images: tuple[GivenImages, ...] = ()
     """Empty: text alone."""
 
     @property
@@ -146,7 +146,7 @@ class Completion:
     """For each drawn token what filters such as `top_p` had left to draw it from, as `models.candidates` stores it;
     `logps` are then those of that distribution. None: every token could be drawn, or it is not known which."""
 
-    images: tuple[PromptImages, ...] = ()
+    images: tuple[GivenImages, ...] = ()
     """Those that tools or an environment gave between turns."""
     branches: tuple[Completion, ...] = ()
     """Other sequences of the same episode, each behind a prompt of its own, where a program has edited its history or
@@ -253,7 +253,7 @@ class Sample:
     tokens."""
     rollout: tuple[int, int] = (0, 0)
     """Its prompt's place in the round over all ranks, and the number of its completion in the group."""
-    images: tuple[PromptImages, ...] = ()
+    images: tuple[GivenImages, ...] = ()
     """Those of its prompt, and those that were given later."""
 
 
@@ -336,7 +336,7 @@ class RolloutRequest:
     """Number of the turn, where turns have random numbers of their own; their positions then begin anew."""
     position: int = 0
     """Tokens at the end of `token_ids` that belong to the completion: random numbers go on behind theirs."""
-    images: tuple[PromptImages, ...] = ()
+    images: tuple[GivenImages, ...] = ()
     """Those among its tokens."""
     settings: SamplingSettings | None = None
     """Its own; None: those of the round."""

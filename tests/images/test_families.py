@@ -25,7 +25,7 @@ from podium.models.forward import AttentionPath, Forward, Method, choose_method
 from podium.models.images import ImageProcessor, joined
 from podium.models.packing import pack, unscored
 from podium.models.stored import outside
-from podium.records import Completion, Group, Prompt, PromptImages, RolloutRequest, Sample, SamplingSettings
+from podium.records import Completion, GivenImages, Group, Prompt, RolloutRequest, Sample, SamplingSettings
 from tests.images.tiny import PROCESSORS, asked, picture, processor_of
 
 PATHS: Mapping[str, AttentionPath] = {**dict.fromkeys(PROCESSORS, "shared"), "gemma3": "padded", "gemma4": "padded"}
@@ -339,7 +339,7 @@ def test_images_of_equal_prompts_are_told_apart(family: Family) -> None:
     assert groups[0].completions[0].logps != groups[1].completions[0].logps
 
 
-def given_later(family: Family, start: int, number: int) -> tuple[tuple[int, ...], tuple[PromptImages, ...]]:
+def given_later(family: Family, start: int, number: int) -> tuple[tuple[int, ...], tuple[GivenImages, ...]]:
     """Tokens with an image as a tool may give them, from a place in a sequence on."""
     given = family.prompt(0, "and this?", picture(number, 32, 32))
     return given.token_ids, tuple(replace(images, start=start) for images in given.images)

@@ -19,7 +19,7 @@ from podium.engines.vllm.requests import GENERATE, NEVER, over_all, read, sampli
 from podium.engines.vllm.weights import is_alone
 from podium.errors import ConfigError, EngineError
 from podium.models import loading
-from podium.records import PromptImages, RolloutRequest, SamplingSettings
+from podium.records import GivenImages, RolloutRequest, SamplingSettings
 from podium.trainer.rollouts import round_prompts
 from podium.trainer.rounds import RoundKey
 from tests.images.test_given_images import Painter
@@ -290,7 +290,7 @@ def test_other_tokens_in_a_later_answer() -> None:
 
 def of(start: int, num: int, short: tuple[int, ...]) -> Any:
     """Images of `num` tokens from `start` on, of which a server is sent others."""
-    return PromptImages(
+    return GivenImages(
         digest=bytes([start]),
         placeholder=9,
         placeholders=np.arange(num),

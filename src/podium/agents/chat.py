@@ -27,7 +27,7 @@ from podium.data.prompts import apply_template, schema_of
 from podium.errors import ConfigError
 from podium.errors.texts import as_line
 from podium.models.turns import parse_turn, parses_turns
-from podium.records import Message, PromptImages
+from podium.records import GivenImages, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -115,7 +115,7 @@ class ChatFormat:
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Any] = (), *, most: int | None = None
-    ) -> tuple[list[int], tuple[PromptImages, ...]]:
+    ) -> tuple[list[int], tuple[GivenImages, ...]]:
         """The token ids and images of a conversation that a program has sent, up to the header of the next turn.
 
         Special tokens in its texts are text: a program repeats what tools and models have written.
@@ -129,7 +129,7 @@ class ChatFormat:
 
     def _encode_with_images(
         self, text: str, messages: Sequence[Message], most: int | None
-    ) -> tuple[list[int], tuple[PromptImages, ...]]:
+    ) -> tuple[list[int], tuple[GivenImages, ...]]:
         """Token ids of a rendered conversation, and the images of its messages, each where it is in the text.
 
         Raises:
@@ -179,7 +179,7 @@ class ChatFormat:
 
     def suffix(
         self, replies: Sequence[Message], *, last: int, most: int | None = None
-    ) -> tuple[tuple[int, ...], tuple[PromptImages, ...]]:
+    ) -> tuple[tuple[int, ...], tuple[GivenImages, ...]]:
         """Token ids to append to a drawn turn: the rest of the turn's closing, the replies, the next turn's header; and
         the images among them.
 

@@ -32,7 +32,7 @@ from podium.engines.base import Drawn, Rollout, RolloutEngine, continuation, gro
 from podium.engines.sampling import row_key
 from podium.errors import DataError
 from podium.models.candidates import of_completion
-from podium.records import Completion, Finish, Group, Prompt, PromptImages, RolloutRequest, SamplingSettings, Turn
+from podium.records import Completion, Finish, GivenImages, Group, Prompt, RolloutRequest, SamplingSettings, Turn
 
 MOST_THREADS = 256
 """Turns that are answered at a time."""
@@ -229,7 +229,7 @@ def conversation(
     token_ids: list[int] = []
     logps: list[float] = []
     candidates: list[np.ndarray] = []
-    images: list[PromptImages] = []
+    images: list[GivenImages] = []
     turns: list[Turn] = []
     finish: Finish | None = None
     with closing(episode):
@@ -276,7 +276,7 @@ def conversation(
 
 def _given(
     chat: ChatFormat, observation: Observation, last: int, left: int, context_left: int | None
-) -> tuple[tuple[int, ...], tuple[PromptImages, ...], Finish | None]:
+) -> tuple[tuple[int, ...], tuple[GivenImages, ...], Finish | None]:
     """The tokens of the replies to a turn, the images among them, and why the completion ends there; None: it goes on.
 
     Args:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from podium.errors import DataError
 from podium.errors.texts import quoted
-from podium.records import Message, PromptImages, as_name
+from podium.records import GivenImages, Message, as_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,7 +31,7 @@ class ImageReader(Protocol):
     def placeholder(self) -> int:
         """The token that stands for a feature of an image."""
 
-    def __call__(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> tuple[list[int], PromptImages]:
+    def __call__(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> tuple[list[int], GivenImages]:
         """Token ids and images; `settings` are those of `apply_chat_template`. Raises whatever a processor does."""
 
 

@@ -30,7 +30,7 @@ from podium.data.images import (
 )
 from podium.errors import ConfigError, DataError, Finding, ModelError
 from podium.errors.texts import did_you_mean, quoted
-from podium.records import Message, Prompt, PromptImages, content_of
+from podium.records import GivenImages, Message, Prompt, content_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -175,7 +175,7 @@ class PromptBuilder:
 
     def _encoded(
         self, row: Mapping[str, Any], row_index: int, tools: Sequence[Any] | None
-    ) -> tuple[str, list[int], PromptImages | None]:
+    ) -> tuple[str, list[int], GivenImages | None]:
         """Text, token ids and images of a row whose images are opened. Raises `DataError`."""
         content = row["prompt"]
         if has_images(row):
@@ -234,7 +234,7 @@ class PromptBuilder:
 
     def read_images(
         self, messages: Sequence[Message], row_index: int, tools: Sequence[Any] | None = None
-    ) -> tuple[list[int], PromptImages]:
+    ) -> tuple[list[int], GivenImages]:
         """Token ids and images of a conversation whose images are in its blocks. Raises `DataError`."""
         assert self.images is not None, "`with_images` refuses the row"
         settings = {**self.turn(messages), **self.chat_template_kwargs}

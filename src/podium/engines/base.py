@@ -30,7 +30,7 @@ from podium.errors import PodiumError
 from podium.models.candidates import of_completion
 from podium.models.forward import Precision
 from podium.models.turns import parse_turn, parses_turns
-from podium.records import Completion, Finish, Group, Prompt, PromptImages, RolloutRequest, SamplingSettings, Turn
+from podium.records import Completion, Finish, GivenImages, Group, Prompt, RolloutRequest, SamplingSettings, Turn
 
 
 class Sampled(NamedTuple):
@@ -275,7 +275,7 @@ def grouped(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
 
 
 def continuation(
-    request: RolloutRequest, token_ids: Sequence[int], images: Sequence[PromptImages] = ()
+    request: RolloutRequest, token_ids: Sequence[int], images: Sequence[GivenImages] = ()
 ) -> RolloutRequest:
     """The request for the next turn of a completion that `request` began, whose tokens so far are `token_ids`, with
     images among them."""

@@ -38,7 +38,7 @@ from podium.models.forward import Forward, base_model
 from podium.models.images import ImageOrder, encoded_once, token_fields
 from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import pack, unscored
-from podium.records import PromptImages, RolloutRequest, SamplingSettings
+from podium.records import GivenImages, RolloutRequest, SamplingSettings
 
 
 class StopTexts(StoppingCriteria):
@@ -202,7 +202,7 @@ class _Row(NamedTuple):
     prompt_ids: tuple[int, ...]
     token_ids: list[int]
     candidates: tuple[np.ndarray, ...] | None
-    images: tuple[PromptImages, ...]
+    images: tuple[GivenImages, ...]
 
 
 def _filters(settings: SamplingSettings) -> list[LogitsProcessor]:

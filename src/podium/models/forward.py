@@ -26,7 +26,7 @@ from podium.models.head import Head, OwnLogits, head_logps, learn_head, logps_of
 from podium.models.images import encoded_once, rotary_positions, token_fields
 from podium.models.modes import evaluation_mode, in_float32
 from podium.models.packing import Pack, Places, pack, unscored
-from podium.records import Prompt, PromptImages
+from podium.records import GivenImages, Prompt
 
 AttentionPath = Literal["shared", "padded"]
 """`shared`: each prompt once, attention over the tree. `padded`: one padded row per rollout, any model."""
@@ -54,7 +54,7 @@ def token_logps(
     head: Head,
     path: AttentionPath = "shared",
     router: bool = False,
-    beside_text: tuple[PromptImages, ...] = (),
+    beside_text: tuple[GivenImages, ...] = (),
 ) -> TokenLogps:
     """Log-probabilities and entropies [N] of a pack's trained tokens, log-probabilities [M] of its observed ones;
     differentiable if gradients are enabled.
@@ -146,7 +146,7 @@ class Forward:
     head: Head
     temperature: float
     precision: Precision
-    beside_text: tuple[PromptImages, ...] = ()
+    beside_text: tuple[GivenImages, ...] = ()
     """Images that a pack of text encodes as well, though no token has their features: their gradients are zero. For
     processes that call the encoder together, some with images and some without. Empty: text calls no encoder."""
 
@@ -239,7 +239,7 @@ def _with_images(model: nn.Module, pack: Pack, path: AttentionPath) -> Iterator[
     if path == "shared":
         index_BS = torch.arange(len(pack.feature_T))[None]
         features_X = pack.feature_T[pack.feature_T >= 0]
-        rows: Iterable[PromptImages] = pack.images
+        rows: Iterable[GivenImages] = pack.images
     else:
         index_BS, real_BS = _padded(pack)
         feature_BS = np.where(real_BS, pack.feature_T[index_BS], -1)

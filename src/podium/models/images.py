@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 from podium.models.modes import replaced
 from podium.models.prefix_tree import Layout
-from podium.records import Message, PromptImages
+from podium.records import GivenImages, Message
 
 TOKEN_IDS = ("input_ids", "attention_mask")
 """Fields that a processor returns for text, too."""
 
 
-def prompt_images(processed: Mapping[str, Any], placeholder: int) -> PromptImages:
+def given_images(processed: Mapping[str, Any], placeholder: int) -> GivenImages:
     """The images of one text from what a processor returns for it; `placeholder` is the id that stands for them."""
     ids_L = processed["input_ids"][0]
     others = {name: x for name, x in processed.items() if isinstance(x, Tensor) and name not in TOKEN_IDS}
@@ -36,7 +36,7 @@ def prompt_images(processed: Mapping[str, Any], placeholder: int) -> PromptImage
     digest = hashlib.sha256(ids_L.numpy().tobytes())
     for name, x in sorted(others.items()):
         digest.update(f"{name} {tuple(x.shape)} {x.dtype}".encode() + x.contiguous().numpy().tobytes())
-    return PromptImages(
+    return GivenImages(
         digest=digest.digest(),
         placeholder=placeholder,
         placeholders=np.flatnonzero((ids_L == placeholder).numpy()),
@@ -55,7 +55,7 @@ class ImageProcessor:
     placeholder: int
     """The token that stands for a feature of an image."""
 
-    def __call__(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> tuple[list[int], PromptImages]:
+    def __call__(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> tuple[list[int], GivenImages]:
         """Token ids and images; `settings` are those of `apply_chat_template`. Raises whatever the processor does."""
         processor = self.load()
         how = {**settings, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
@@ -64,16 +64,16 @@ class ImageProcessor:
         begun = text.startswith(processor.tokenizer.bos_token or "\0")  # as the processor itself looks at it
         return self._read(processed, text, special_tokens=not begun)
 
-    def encoded(self, text: str, image: Any) -> tuple[list[int], PromptImages]:
+    def encoded(self, text: str, image: Any) -> tuple[list[int], GivenImages]:
         """The same of the text that a chat template has for one image."""
         processed = self.load()(text=[text], images=[[image]], add_special_tokens=False, return_tensors="pt")
         ids, images = self._read(processed, text, special_tokens=False)
         return ids, replace(images, pictures=(image,))
 
-    def _read(self, processed: Mapping[str, Any], text: str, *, special_tokens: bool) -> tuple[list[int], PromptImages]:
+    def _read(self, processed: Mapping[str, Any], text: str, *, special_tokens: bool) -> tuple[list[int], GivenImages]:
         """Token ids and images in what the processor returns for a text, with those of the text itself."""
         short_ids = self.load().tokenizer(text, add_special_tokens=special_tokens)["input_ids"]
-        images = replace(prompt_images(processed, self.placeholder), short_ids=tuple(short_ids))
+        images = replace(given_images(processed, self.placeholder), short_ids=tuple(short_ids))
         return processed["input_ids"][0].tolist(), images
 
 
@@ -81,15 +81,15 @@ class ImageOrder:
     """Images of several sequences, each once, and where the features of each begin."""
 
     def __init__(self) -> None:
-        self.first: dict[PromptImages, int] = {}
+        self.first: dict[GivenImages, int] = {}
         self._count = 0
 
     @property
-    def images(self) -> tuple[PromptImages, ...]:
+    def images(self) -> tuple[GivenImages, ...]:
         """All of them, in order."""
         return tuple(self.first)
 
-    def told_apart(self, token_ids: Sequence[int], images: Sequence[PromptImages], begin: int = 0) -> np.ndarray:
+    def told_apart(self, token_ids: Sequence[int], images: Sequence[GivenImages], begin: int = 0) -> np.ndarray:
         """Token ids with -1 - n for the placeholder of feature n, so that different images are different tokens.
 
         `begin`: where the tokens begin that are computed; images before it are not among those of the order.
@@ -107,7 +107,7 @@ class ImageOrder:
         return ids_L
 
     def laid_out(
-        self, layout: Layout, sequences: Sequence[tuple[Sequence[int], Sequence[PromptImages]]]
+        self, layout: Layout, sequences: Sequence[tuple[Sequence[int], Sequence[GivenImages]]]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The input ids [T] of a layout of sequences that were told apart, and the feature of each; -1: none."""
         ids_T = layout.token_ids_T.copy()
@@ -134,7 +134,7 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(filled)
 
 
-def described(model: nn.Module, images: Sequence[PromptImages], length: int) -> dict[str, Tensor]:
+def described(model: nn.Module, images: Sequence[GivenImages], length: int) -> dict[str, Tensor]:
     """The arguments that describe the images of one sequence of so many tokens to the model's own forward."""
     if not images:
         return {}
@@ -145,7 +145,7 @@ def described(model: nn.Module, images: Sequence[PromptImages], length: int) -> 
 
 @contextlib.contextmanager
 def encoded_once(
-    model: nn.Module, images: Sequence[PromptImages], features_X: np.ndarray, rows: Iterable[PromptImages]
+    model: nn.Module, images: Sequence[GivenImages], features_X: np.ndarray, rows: Iterable[GivenImages]
 ) -> Iterator[dict[str, Tensor]]:
     """Within it, a forward that is given the yielded arguments encodes each of the images once.
 
@@ -187,7 +187,7 @@ def _in_order(features: Tensor | Sequence[Tensor], index_X: Tensor) -> Tensor | 
 
 
 def token_fields(
-    rows: Sequence[Sequence[PromptImages]], width: int, starts: Sequence[int] | None = None
+    rows: Sequence[Sequence[GivenImages]], width: int, starts: Sequence[int] | None = None
 ) -> dict[str, Tensor]:
     """Fields of tokens [B, S]: zeros for padding, and for tokens that no images describe.
 
@@ -210,7 +210,7 @@ def token_fields(
 
 
 def rotary_positions(
-    model: nn.Module, ids_T: np.ndarray, paths: Sequence[np.ndarray], images: Sequence[Sequence[PromptImages]]
+    model: nn.Module, ids_T: np.ndarray, paths: Sequence[np.ndarray], images: Sequence[Sequence[GivenImages]]
 ) -> Tensor | None:
     """Positions [axes, T] of a layout by the model's own `get_rope_index`; None: tokens are counted.
 
@@ -233,7 +233,7 @@ def rotary_positions(
     return positions_CT
 
 
-def _positions_to_last(part: Any, known: Collection[str], ids_L: np.ndarray, images: Sequence[PromptImages]) -> Tensor:
+def _positions_to_last(part: Any, known: Collection[str], ids_L: np.ndarray, images: Sequence[GivenImages]) -> Tensor:
     """Positions [axes, tokens up to the last images]; of text, which goes on as it begins, [1, 1]."""
     if not images:
         return torch.zeros(1, 1, dtype=torch.long)
@@ -245,7 +245,7 @@ def _positions_to_last(part: Any, known: Collection[str], ids_L: np.ndarray, ima
     return positions_C1L[:, 0]
 
 
-def shift_behind(model: nn.Module, token_ids: Sequence[int], images: Sequence[PromptImages]) -> int:
+def shift_behind(model: nn.Module, token_ids: Sequence[int], images: Sequence[GivenImages]) -> int:
     """Offset from the count of tokens to the rotary positions behind the last images; 0 for text."""
     if not images:
         return 0

@@ -28,7 +28,7 @@ from podium.models.adapters import Origin
 from podium.models.forward import is_quantized
 from podium.models.images import described
 from podium.models.loading import end_ids
-from podium.records import PromptImages
+from podium.records import GivenImages
 
 TEXTS = (
     "What is 17 plus 25? Think step by step, then give the answer.",
@@ -63,7 +63,7 @@ class Predictions:
     """The likeliest next tokens after every position."""
     logps_TK: Tensor
     """Their log-probabilities, nats."""
-    images: tuple[PromptImages, ...] = ()
+    images: tuple[GivenImages, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ def expect(
     model: PreTrainedModel | PeftModel,
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str] = TEXTS,
-    pictured: Sequence[tuple[Sequence[int], PromptImages]] = (),
+    pictured: Sequence[tuple[Sequence[int], GivenImages]] = (),
 ) -> Expected:
     """A model's predictions for some texts, with its adapter if it has one; and the effect of the adapter on them.
 
@@ -296,14 +296,14 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(encoded["input_ids"])
 
 
-def _read(model: Any, token_ids: Sequence[int], images: tuple[PromptImages, ...] = ()) -> Predictions:
+def _read(model: Any, token_ids: Sequence[int], images: tuple[GivenImages, ...] = ()) -> Predictions:
     ids_1T = torch.tensor([token_ids])
     logps_TV = _logps(model, ids_1T, images=images)
     logps_TK, likely_TK = logps_TV.topk(min(LIKELY, logps_TV.shape[-1]), -1)
     return Predictions(ids_1T=ids_1T, images=images, likely_TK=likely_TK, logps_TK=logps_TK)
 
 
-def _logps(model: Any, ids_1T: Tensor, temperature: float = 1.0, images: tuple[PromptImages, ...] = ()) -> Tensor:
+def _logps(model: Any, ids_1T: Tensor, temperature: float = 1.0, images: tuple[GivenImages, ...] = ()) -> Tensor:
     device = next(model.parameters()).device
     given = described(model, images, ids_1T.shape[1])
     output = model(input_ids=ids_1T.to(device), use_cache=False, **given)

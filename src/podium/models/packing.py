@@ -26,7 +26,7 @@ from podium.models.candidates import ALL, Candidates
 from podium.models.devices import kind_of, put
 from podium.models.images import ImageOrder
 from podium.models.prefix_tree import Layout, Segment, lay_out, prefix_tree, trunk_length
-from podium.records import PromptImages, Sample
+from podium.records import GivenImages, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +107,9 @@ class Pack:
     ref_logps_N: Tensor | None
     candidates_N: tuple[np.ndarray, ...] | None
     """Candidates of each trained token, as `models.candidates` stores them; None: all tokens."""
-    images: tuple[PromptImages, ...] = ()
+    images: tuple[GivenImages, ...] = ()
     """Each once."""
-    images_R: tuple[tuple[PromptImages, ...], ...] = ()
+    images_R: tuple[tuple[GivenImages, ...], ...] = ()
     """Those of each rollout."""
     feature_T: np.ndarray | None = None
     """The feature of the pack's images that each position is a placeholder of; -1: none. None: there are no images."""
@@ -162,7 +162,7 @@ def pack(
         sequences.append(order.told_apart((*sample.prompt_ids, *sample.token_ids[:stop]), sample.images))
     tree = prefix_tree(sequences)
 
-    def prompt_of(r: int) -> tuple[tuple[int, ...], tuple[PromptImages, ...]]:
+    def prompt_of(r: int) -> tuple[tuple[int, ...], tuple[GivenImages, ...]]:
         prompt_ids = samples[r].prompt_ids
         return prompt_ids, tuple(x for x in samples[r].images if x.start < len(prompt_ids))
 
@@ -181,7 +181,7 @@ def pack(
     return packs
 
 
-def unscored(prompt_ids: Sequence[int], token_ids: Sequence[int], images: tuple[PromptImages, ...] = ()) -> Sample:
+def unscored(prompt_ids: Sequence[int], token_ids: Sequence[int], images: tuple[GivenImages, ...] = ()) -> Sample:
     """A sample of which only log-probabilities are wanted; all tokens behind the prompt count as drawn."""
     zeros_A = np.zeros(len(token_ids), np.float32)
     return Sample(

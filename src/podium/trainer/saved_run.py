@@ -23,7 +23,7 @@ from podium.algorithm.losses import EntropyControl
 from podium.data.images import opened
 from podium.errors import CheckpointError, way_on
 from podium.models.precision import ProductPrecision
-from podium.records import Call, Completion, Group, Prompt, PromptImages, Sample, ScoredGroup, Turn, data_url
+from podium.records import Call, Completion, GivenImages, Group, Prompt, Sample, ScoredGroup, Turn, data_url
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.trainer import resume
 from podium.trainer.health import Health
@@ -206,7 +206,7 @@ def _of_prompt(prompt: Prompt, plain: Plain) -> dict[str, Any]:
     return {"prompt": [prompt.id, prompt.row, prompt.token_ids, prompt.text, *own]}
 
 
-def _of_images(images: PromptImages, plain: Plain) -> dict[str, Any]:
+def _of_images(images: GivenImages, plain: Plain) -> dict[str, Any]:
     """Images, for `_given` where they are not those of a row."""
     if images.prompt is not None:
         return {"images": images.prompt}
@@ -215,10 +215,10 @@ def _of_images(images: PromptImages, plain: Plain) -> dict[str, Any]:
     return {"given": plain([images.digest.hex(), images.placeholder, images.start, images.placeholders, *arrays])}
 
 
-def _given(digest: str, placeholder: int, start: int, placeholders: np.ndarray, *arrays: Any) -> PromptImages:
+def _given(digest: str, placeholder: int, start: int, placeholders: np.ndarray, *arrays: Any) -> GivenImages:
     """The inverse of `_of_images`."""
     fields, token_fields = ({name: torch.from_numpy(x) for name, x in named} for named in arrays)
-    return PromptImages(
+    return GivenImages(
         digest=bytes.fromhex(digest),
         placeholder=placeholder,
         placeholders=placeholders,
@@ -234,7 +234,7 @@ def _of_turn(turn: Turn, _: Plain) -> dict[str, Any]:
 
 _PLAIN: Mapping[type, Callable[[Any, Plain], dict[str, Any]]] = {
     Prompt: _of_prompt,
-    PromptImages: _of_images,
+    GivenImages: _of_images,
     Turn: _of_turn,
 }
 """Records that have a form of their own."""

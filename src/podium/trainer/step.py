@@ -37,7 +37,7 @@ from podium.models.forward import Forward, base_model
 from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import Pack, dummy_pack, pack
 from podium.models.reference import Reference
-from podium.records import Group, Prompt, PromptImages, Sample, SamplingSettings
+from podium.records import GivenImages, Group, Prompt, Sample, SamplingSettings
 from podium.trainer.config import GRPOConfig
 from podium.trainer.examination import WEIGHTS_ALONE, Examination, overflow, where
 from podium.trainer.processes import Processes
@@ -75,7 +75,7 @@ class Policy:
     trained: frozenset[str]
     """Names of the parameters that this run trains."""
     num_parameters: int
-    tried_images: tuple[PromptImages, ...] = ()
+    tried_images: tuple[GivenImages, ...] = ()
     """Images that its forward was tried behind; empty: rows have none."""
 
 

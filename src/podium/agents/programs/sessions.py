@@ -32,9 +32,9 @@ from podium.models.candidates import of_completion
 from podium.records import (
     Completion,
     Finish,
+    GivenImages,
     Message,
     Prompt,
-    PromptImages,
     SamplingSettings,
     Turn,
     canonical,
@@ -75,7 +75,7 @@ class Branch:
     logps: list[float] = field(default_factory=list)
     candidates: list[np.ndarray] = field(default_factory=list)
     """As `Completion.candidates`."""
-    images: list[PromptImages] = field(default_factory=list)
+    images: list[GivenImages] = field(default_factory=list)
     """In the prompt and behind it."""
     turns: list[Turn] = field(default_factory=list)
     finish: Finish = "stop"
@@ -97,7 +97,7 @@ class Placed:
     asked: Asked
     added: tuple[int, ...]
     """Given tokens between the branch's last and the first to be drawn."""
-    added_images: tuple[PromptImages, ...]
+    added_images: tuple[GivenImages, ...]
     """Those among them."""
     replies: tuple[Message, ...]
     """The messages that `added` renders."""
@@ -114,7 +114,7 @@ class Placed:
         return (*self.branch.ids, *self.added)
 
     @property
-    def images(self) -> tuple[PromptImages, ...]:
+    def images(self) -> tuple[GivenImages, ...]:
         """Those among these tokens."""
         return (*self.branch.images, *self.added_images)
 
@@ -124,7 +124,7 @@ class Placed:
         return len(self.branch.token_ids) + len(self.added)
 
 
-Continuation = tuple[Branch, tuple[int, ...], tuple[PromptImages, ...], tuple[Message, ...]]
+Continuation = tuple[Branch, tuple[int, ...], tuple[GivenImages, ...], tuple[Message, ...]]
 """A branch, the tokens that are added to it, the images among them, and the messages that they render."""
 
 
@@ -267,7 +267,7 @@ class ProgramSession:
                 return branch, ids[len(whole) :], new, asked.messages[-1:]
         return self._begin(ids, images, asked), (), (), ()
 
-    def _rendered(self, asked: Asked) -> tuple[Sequence[int], tuple[PromptImages, ...]]:
+    def _rendered(self, asked: Asked) -> tuple[Sequence[int], tuple[GivenImages, ...]]:
         most = self.limits.context_length
         if asked.prompt is None:
             return self.chat.prompt(asked.messages, asked.tools, most=most)
@@ -280,7 +280,7 @@ class ProgramSession:
             raise ApiError(400, what, param="prompt")
         return asked.prompt, ()
 
-    def _begin(self, ids: tuple[int, ...], images: Sequence[PromptImages], asked: Asked) -> Branch:
+    def _begin(self, ids: tuple[int, ...], images: Sequence[GivenImages], asked: Asked) -> Branch:
         """A new branch. Its random numbers depend on its prompt, and on how often that was asked, not on the order."""
         key = zlib.crc32(np.array(ids, np.int64).tobytes())
         self._begun[key] += 1

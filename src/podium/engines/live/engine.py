@@ -32,7 +32,7 @@ from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision
 from podium.models.prefix_tree import lay_out_prompts
 from podium.models.recurrence import recurrent
-from podium.records import PromptImages, RolloutRequest, SamplingSettings
+from podium.records import GivenImages, RolloutRequest, SamplingSettings
 
 PREFILL_TOKENS = 4096
 """Prompt tokens in one forward."""
@@ -169,7 +169,7 @@ class DecodingSession:
         # What a kept row draws in vain would be in its state, which no later step could undo.
         looks_often = kind_of(device).immediate or (schedule.keeps and not schedule.rewinds)
         self.steps_per_look = 1 if looks_often else STEPS_PER_LOOK
-        self._shift_of: dict[tuple[PromptImages, ...], int] = {}
+        self._shift_of: dict[tuple[GivenImages, ...], int] = {}
 
     def submit(self, request: RolloutRequest) -> int:
         """Let a request wait for its rows; the id of its completions. Raises `EngineError` if it can never fit."""

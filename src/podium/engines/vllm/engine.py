@@ -41,7 +41,7 @@ from podium.engines.vllm.server import (
 from podium.engines.vllm.weights import LOADING, PREFIX, Transfer
 from podium.errors import ConfigError, EngineError, PodiumError
 from podium.errors.texts import listed
-from podium.records import PromptImages, RolloutRequest, SamplingSettings
+from podium.records import GivenImages, RolloutRequest, SamplingSettings
 
 logger = logging.getLogger(__name__)
 
@@ -357,7 +357,7 @@ class ServerSession:
         self._places: dict[tuple[int, int], Link] = {}
         """The server that drew the last turn of each conversation, by prompt and completion."""
         self._done: queue.SimpleQueue[tuple[Link, int, Future[dict[str, Any]]]] = queue.SimpleQueue()
-        self._parts: dict[PromptImages, list[dict[str, str]]] = {}
+        self._parts: dict[GivenImages, list[dict[str, str]]] = {}
         """Images as they are sent, which a conversation asks again with each turn."""
         self._failures = 0
         for link in self._present:

@@ -15,7 +15,7 @@ import numpy as np
 from podium.engines.base import Sampled
 from podium.engines.sampling import row_key
 from podium.errors import EngineError
-from podium.records import PromptImages, RolloutRequest, SamplingSettings, data_url
+from podium.records import GivenImages, RolloutRequest, SamplingSettings, data_url
 
 COMPLETIONS = "/v1/completions"
 GENERATE = "/inference/v1/generate"
@@ -64,7 +64,7 @@ def short_ids(request: RolloutRequest) -> list[int]:
     return ids
 
 
-def image_parts(images: PromptImages) -> list[dict[str, str]]:
+def image_parts(images: GivenImages) -> list[dict[str, str]]:
     """Images as vLLM's `content_parts`, without loss."""
     return [{"type": "image_url", "url": data_url(picture)} for picture in images.pictures]
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from podium.models.adapters import Origin
     from podium.models.merging import BaseProof, Expected, MergeProof
-    from podium.records import PromptImages
+    from podium.records import GivenImages
 
 logger = logging.getLogger(__name__)
 
@@ -275,7 +275,7 @@ def _texts(run: Run | None) -> list[str]:
     return [f"{prompt}{completion}" for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True)]
 
 
-def _pictured(source: ModelSource) -> list[tuple[list[int], PromptImages]]:
+def _pictured(source: ModelSource) -> list[tuple[list[int], GivenImages]]:
     """A question about an image of noise, where the model reads images and its processor can be had."""
     config = read_config(source.base)
     placeholder = getattr(config, "image_token_id", None)
