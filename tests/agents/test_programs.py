@@ -143,11 +143,11 @@ def test_a_token_that_is_rendered_again_stops_the_run_and_is_named(
     """One token of a later turn is not the one that was drawn."""
     made = ProgramSession.settle
 
-    def again(self: ProgramSession, placed: Any, token_ids: Any, logps: Any, **times: Any) -> Any:
-        drawn = made(self, placed, token_ids, logps, **times)
-        if len(placed.branch.turns) > 1 and len(token_ids) > 1:
+    def again(self: ProgramSession, placed: Any, drawn: Any, **times: Any) -> Any:
+        answer = made(self, placed, drawn, **times)
+        if len(placed.branch.turns) > 1 and len(drawn.token_ids) > 1:
             placed.branch.token_ids[-2] = (placed.branch.token_ids[-2] + 40) % 200 + 60
-        return drawn
+        return answer
 
     monkeypatch.setattr(ProgramSession, "settle", again)
     with pytest.raises(ProofError) as raised:

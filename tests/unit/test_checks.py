@@ -316,7 +316,7 @@ DATA = [
     Case(code="D047", rows=[{**row, "answer": f"The mood is {'good' if n % 2 else 'bad'}"} for n, row in enumerate(ROWS)], says=("'The mood is bad' around 'bad'",), cure="answer_from: after The mood is", severity="warning", name="word"),
     Case(code="D047", rows=[{**row, "answer": f"The mood is {'good' if n % 2 else 'bad'}."} for n, row in enumerate(ROWS)], says=("'The mood is bad.' around 'bad'",), cure="answer_from: regex:The mood is (.+)\\.$", severity="warning", name="word, full stop"),
     Case(code="D050", keys={"dataset": "openai/gsm8k"}, says=("openai/gsm8k (7,473 rows", "the hub cannot be reached", "were not checked"), cure="podium check", severity="warning"),
-    Case(code="D036", rows=[{**row, "image": "x"} for row in ROWS], says=("rows.jsonl:1, row 0: the row has images, and the model reads text alone",), cure="take a model that reads them"),
+    Case(code="D036", rows=[{**row, "image": "x"} for row in ROWS], says=("rows.jsonl:1, row 0: the row has images, and the model reads text alone",), cure="take a model that reads images"),
     Case(code="D037", rows=[*ROWS, {"prompt": "x=", "answer": "so " * 20}], says=("1 values of `answer`", "max_completion_length 16", "row 40: 60 tokens"), cure="max_completion_length: 60", severity="warning"),
     Case(code="D038", keys={"dataset": "builtin:additions", "dataset_train_split": "validation"}, says=("no split `validation`, but train, test",), cure="dataset_train_split: train"),
     Case(code="D039", keys={"dataset": "rows.xls"}, files={"rows.xls": "x"}, says=("rows.xls is not a kind of file that is read",), cure="dataset: rows.jsonl"),

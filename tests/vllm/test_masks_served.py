@@ -17,7 +17,7 @@ from tests.vllm.serving import VLLM, WITH_ADAPTERS, Vllm, needs_vllm, serving
 
 logger = logging.getLogger(__name__)
 pytestmark = [pytest.mark.slow, *needs_vllm]
-PROGRAM = (str(Path(VLLM).with_name("python")), str(Path(__file__).with_name("interpreted_vllm.py")))
+PROGRAM = (str(Path(VLLM or "vllm").with_name("python")), str(Path(__file__).with_name("interpreted_vllm.py")))
 FILTERS = {"top_k": 8, "top_p": 0.9, "min_p": 0.05, "temperature": 1.2}
 
 
