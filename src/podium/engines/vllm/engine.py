@@ -307,6 +307,8 @@ class ServerEngine(SyncedEngine):
         """
         assert settings.lengths is None, "vLLM draws no exact lengths"
         with resumable(self.newest_checkpoint), contextlib.ExitStack() as stack:
+            if not self.present:  # the last one was lost since weights were sent
+                self.wait()
             links = [Link(member, stack.enter_context(member.server.completing())) for member in self.members]
             yield ServerSession(self, links, settings)
 
