@@ -402,12 +402,16 @@ def plain_call(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": str(function.get("name")), "arguments": arguments}}
 
 
+def is_picture(value: Any) -> bool:
+    """Whether a value is a Pillow image, without an import of Pillow."""
+    return type(value).__module__.startswith("PIL.")
+
+
 def as_name(value: Any) -> str:
     """A value that JSON lacks as a text that is always the same: of an image, or its bytes, the sha256."""
-    is_image = type(value).__module__.startswith("PIL.")
-    if is_image or isinstance(value, bytes):
-        return hashlib.sha256(value.tobytes() if is_image else value).hexdigest()
-    return str(value)
+    if is_picture(value):
+        value = value.tobytes()
+    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else str(value)
 
 
 def data_url(image: Any) -> str:

@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, cast, get_args
 
-from podium.records import CallProblem, data_url
+from podium.records import CallProblem, data_url, is_picture
 
 Side = Literal["left", "middle", "right"]
 
@@ -96,7 +96,7 @@ def _without_images(result: Any) -> Any:
 def _in_text(block: Any) -> Any:
     """A content block whose image is a Pillow image, or its bytes, with a data URL in its place."""
     image: Any = block.get("image") if isinstance(block, dict) and block.get("type") == "image" else None
-    if not (isinstance(image, bytes) or type(image).__module__.startswith("PIL.")):
+    if not (isinstance(image, bytes) or is_picture(image)):
         return block
     return {**block, "image": data_url(image)}
 

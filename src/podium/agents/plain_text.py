@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from podium.data.images import opened, with_blocks
+from podium.data.images import with_opened
 from podium.errors import AgentError, DataError, PodiumError
 from podium.isolation.functions import raised_by, shown
 from podium.isolation.reward_results import read_values
@@ -142,10 +142,10 @@ def _checked(returned: Any, who: str, where: str) -> Step:
     if observation is None and not done:
         raise AgentError(f"{who} no observation, though `done` is False, in {where}", fix=_RETURN, who=who, place=where)
     try:
-        [message] = with_blocks([{"content": observation}], lambda value, _: opened(value, "an image"))
+        observation = with_opened(observation, "an image")
     except DataError as error:
         raise AgentError(f"{who} in {where} an observation in which {error.what}", fix=error.fix) from None
-    return Step(message["content"], read.values[0] or 0.0, done, info)
+    return Step(observation, read.values[0] or 0.0, done, info)
 
 
 def _are_blocks(observation: Any) -> bool:

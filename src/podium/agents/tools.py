@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from podium.agents.outcome import Outcome, Side, call, call_async, failure, keep, raised
-from podium.data.images import DATA_URL, image_blocks, opened, with_blocks
+from podium.data.images import DATA_URL, image_blocks, with_opened
 from podium.errors import ConfigError, DataError
 from podium.errors.texts import quoted
 from podium.isolation.functions import function_name, is_async, location
@@ -348,10 +348,9 @@ def _with_images(outcome: Outcome, *, reads: bool) -> Outcome:
     if not reads:
         return outcome._replace(content=content_of({"content": outcome.content}))
     try:
-        [message] = with_blocks([{"content": outcome.content}], lambda value, _: opened(value, "the image"))
+        return outcome._replace(content=with_opened(outcome.content, "the image"))
     except DataError as error:
         return failure(error.what, "result")
-    return outcome._replace(content=message["content"])
 
 
 def _shortened(outcome: Outcome, limits: CallLimits) -> tuple[str | list[Any], int]:

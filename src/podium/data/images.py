@@ -213,6 +213,12 @@ def _file(value: str | Path | bytes | bytearray) -> Path | io.BytesIO:
     return Path(value).expanduser() if isinstance(value, str | Path) else io.BytesIO(value)
 
 
+def with_opened(content: Any, name: str) -> Any:
+    """The content of a message with its images opened. Raises `DataError` as `opened`, which takes the name."""
+    [message] = with_blocks([{"content": content}], lambda value, _: opened(value, name))
+    return message["content"]
+
+
 class _Frames(ValueError):
     """The number of frames of an image that has several."""
 

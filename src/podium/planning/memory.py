@@ -153,7 +153,7 @@ class MemoryEstimate:
     num_parameters: int
     num_trained: int
     runtime_bytes: int
-    """What the process takes before it loads a model, and besides what is counted."""
+    """Bytes of the process before it loads a model, and of all that is not counted."""
     weights_bytes: int
     rounded_bytes: int
     """Copies of float32 weights in half precision: our own (CPU, `product_precision`), or autocast's, which live as

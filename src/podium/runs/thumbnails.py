@@ -21,7 +21,7 @@ EDGE = 160
 """Pixels of the longer side at most."""
 
 QUALITY = 80
-"""Of the JPEG: a photograph takes about 5 kB."""
+"""Quality of the JPEGs, at which a photograph takes about 5 kB."""
 
 
 def name_of(jpeg: bytes) -> str:

@@ -23,7 +23,7 @@ from podium.algorithm.losses import EntropyControl
 from podium.data.images import opened
 from podium.errors import CheckpointError, way_on
 from podium.models.precision import ProductPrecision
-from podium.records import Call, Completion, GivenImages, Group, Prompt, Sample, ScoredGroup, Turn, data_url
+from podium.records import Call, Completion, GivenImages, Group, Prompt, Sample, ScoredGroup, Turn, data_url, is_picture
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.trainer import resume
 from podium.trainer.health import Health
@@ -242,7 +242,7 @@ _PLAIN: Mapping[type, Callable[[Any, Plain], dict[str, Any]]] = {
 
 def _in_json(value: Any) -> Any:
     """A value that JSON lacks: an image as a data URL, anything else as its text."""
-    return {_IMAGE: data_url(value)} if type(value).__module__.startswith("PIL.") else str(value)
+    return {_IMAGE: data_url(value)} if is_picture(value) else str(value)
 
 
 def _of_json(value: dict[str, Any]) -> Any:

@@ -32,7 +32,7 @@ from podium.errors.texts import clean
 from podium.isolation.functions import FileFunction, function_name, location
 from podium.isolation.user_files import find_file
 from podium.isolation.workers import MARK, Pool, Reply, Unanswered, Worker, load, pool_of
-from podium.records import data_url
+from podium.records import data_url, is_picture
 
 MOST_THREADS = 256
 """Episodes of a function in Python at a time."""
@@ -342,7 +342,7 @@ def _in_json(value: Any) -> Any:
         return {name: _in_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_in_json(item) for item in value]
-    if type(value).__module__.startswith("PIL."):
+    if is_picture(value):
         return data_url(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -63,7 +63,7 @@ class Served:
     takes_adapters: bool
     """Whether the adapter that is trained can be sent without its base."""
     logprobs_mode: str
-    """What its log-probabilities are of."""
+    """vLLM's setting that decides which distribution its log-probabilities are of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ NEEDS_TOP_K = (
     "was started with --return-sampling-mask, and vLLM then refuses requests without top_k.",
     "Set top_k, or start it again without that flag",
 )
-"""What is wrong with a server that is asked without `top_k`, and what to do."""
+"""The message for a server that is asked without `top_k`, and its fix."""
 KEY_VARIABLE = "VLLM_API_KEY"
 """As for `vllm serve` itself; read at every request and kept nowhere."""
 
