@@ -112,7 +112,8 @@ def _reset(
         )
         group = made[i - i % settings.num_completions :]
         same = next((earlier for earlier in group if earlier.content == content), None)
-        made.append(same or _rebuilt(agents, prompt, content, builder))
+        named = replace(builder, name=f"environment `{type(environment).__name__}`")
+        made.append(same or _rebuilt(agents, prompt, content, named))
     return made
 
 
